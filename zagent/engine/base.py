@@ -1,0 +1,101 @@
+"""What an engine is to the rest of zagent: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from zagent.errors import InvalidRequest, PromptTooLong
+from zagent.types import TokenOutput
+
+#: Exit code of an engine process whose engine died by itself, so that the launcher can tell it from a kill.
+ENGINE_DIED = 86
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One engine call.
+
+    ``rid`` is unique per attempt and of fixed length (SGLang aborts by prefix). ``prompt_ids`` is int32 [tokens].
+    ``sampling_params`` has SGLang's names, plus ``logprobs`` (bool, default False). The dict is the engine's own copy.
+    """
+
+    rid: str
+    prompt_ids: np.ndarray
+    sampling_params: dict[str, Any] = field(default_factory=dict)
+    images: Sequence[bytes] | None = None
+    videos: Sequence[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts of a started engine. ``context_length`` counts prompt and response together, ``reserved_tokens`` of it
+    are the engine's own. ``tokenizer_probe`` is `zagent.loops.tokenizer.probe` of the engine's tokenizer ("" = none)."""
+
+    vocab_size: int
+    context_length: int
+    reserved_tokens: int = 0
+    tokenizer_probe: str = ""
+    #: Processes of the engine beside its own, for the launcher's last sweep.
+    pids: tuple[int, ...] = ()
+
+
+class Engine(Protocol):
+    """A started engine. All methods are called on one event loop, that of the engine process's main thread."""
+
+    info: EngineInfo
+    #: Resolved (with a reason) once the engine is broken for good; what is running then never finishes.
+    died: asyncio.Future[str]
+
+    async def start(self) -> None:
+        """Become ready to generate. Heavy, blocking set-up belongs into the constructor, before the loop runs."""
+
+    async def generate(self, request: GenerateRequest) -> TokenOutput:
+        """Answer with int32 ids and float32 log-probabilities (same length; None where `logprobs` is off).
+
+        Cancelling the awaiting task aborts the request in the engine before the cancellation gets through.
+        Never returns an empty answer for an engine failure: raises `InvalidRequest` (the caller's fault; this call
+        only), or `EngineError`.
+        """
+
+    async def clear_cache(self) -> None:
+        """Forget all prefix KV; the cache stays usable. Raises `EngineError` if it cannot be done now."""
+
+    def in_flight(self) -> int:
+        """Calls the engine itself counts as running or queued."""
+
+    async def close(self) -> None:
+        """Free everything, end the engine's processes."""
+
+
+def check_prompt(prompt_ids: np.ndarray, info: EngineInfo) -> None:
+    """Refuse what would harm the engine: an id outside the vocabulary kills SGLang's scheduler.
+
+    Raises:
+        InvalidRequest: empty prompt, or an id outside [0, vocab_size).
+        PromptTooLong: no room for even one token in the context.
+    """
+    if prompt_ids.size == 0:
+        raise InvalidRequest("prompt_ids is empty")
+    low, high = int(prompt_ids.min()), int(prompt_ids.max())
+    if low < 0 or high >= info.vocab_size:
+        bad = low if low < 0 else high
+        raise InvalidRequest(f"token id {bad} is outside the vocabulary of {info.vocab_size}")
+    room = info.context_length - info.reserved_tokens - 1
+    if prompt_ids.size >= room:
+        raise PromptTooLong(f"prompt of {prompt_ids.size} tokens does not fit the context of {info.context_length}")
+
+
+def token_budget(sampling_params: Mapping[str, Any], prompt_length: int, info: EngineInfo) -> int:
+    """Tokens to ask for: the caller's `max_new_tokens`, cut to what the context leaves. Raises `InvalidRequest`."""
+    room = info.context_length - info.reserved_tokens - prompt_length - 1
+    asked = sampling_params.get("max_new_tokens")
+    if asked is None:
+        return room
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
+        raise InvalidRequest(f"max_new_tokens must be a non-negative int, got {asked!r}")
+    return min(asked, room)

@@ -1,0 +1,123 @@
+"""What loops, engines and trainers hand each other.
+
+Token ids are lists of Python ints or int32 arrays, log-probabilities lists of floats or float32 arrays; everything
+here takes both, and arrays stay arrays (the hot path never builds lists).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Ids: TypeAlias = "Sequence[int] | np.ndarray"
+Floats: TypeAlias = "Sequence[float] | np.ndarray"
+StopReason = Literal["stop", "length", "abort"]
+Status = Literal["ok", "partial", "failed", "cancelled"]
+
+#: Keys that every row's `extra_fields` has after the worker is done with it, so that rows of different loops concatenate.
+STANDARD_EXTRA_FIELDS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps")
+
+
+@dataclass(slots=True)
+class TokenOutput:
+    """One engine call's answer.
+
+    ``token_ids`` contain the stop token; ``log_probs`` has the same length (or is None when not asked for).
+    ``versions`` are spans ``(weight version, start, end)`` over ``token_ids``. ``routed_experts`` is
+    [tokens, layers, experts per token], int16 or int32. Arrays come back where arrays (or nothing but arrays) were
+    sent, lists where lists were.
+    """
+
+    token_ids: Ids
+    log_probs: Floats | None = None
+    stop_reason: StopReason = "stop"
+    routed_experts: np.ndarray | None = None
+    num_preempted: int | None = None
+    versions: list[tuple[int, int, int]] = field(default_factory=list)
+    cached_tokens: int = 0
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class AgentLoopMetrics(BaseModel):
+    """Seconds spent per activity over a trajectory; ``num_preempted`` −1 = unknown."""
+
+    generate_sequences: float = 0.0
+    tool_calls: float = 0.0
+    compute_score: float = 0.0
+    num_preempted: int = -1
+
+
+class AgentLoopOutput(BaseModel):
+    """A finished trajectory, unpadded.
+
+    ``response_mask`` is 1 on tokens the model sampled and 0 on tool, user or inserted tokens. Raises ``ValueError``
+    (pydantic's ``ValidationError``) where ids, mask and log-probabilities of the response differ in length or an id
+    is no int32.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    prompt_ids: Any
+    response_ids: Any
+    response_mask: Any
+    response_logprobs: Any = None
+    routed_experts: Any = None
+    multi_modal_data: dict[str, Any] | None = None
+    reward_score: float | None = None
+    num_turns: int = 0
+    metrics: AgentLoopMetrics = Field(default_factory=AgentLoopMetrics)
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> AgentLoopOutput:
+        for name in ("prompt_ids", "response_ids", "response_mask"):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple, np.ndarray)):
+                raise ValueError(f"{name} must be a list or array of ints, got {type(value).__name__}")
+            if int_array(value) is None:
+                raise ValueError(f"{name} must hold only 32-bit integers in one dimension")
+        length = len(self.response_ids)
+        for name in ("response_mask", "response_logprobs"):
+            value = getattr(self, name)
+            if value is not None and len(value) != length:
+                raise ValueError(f"{name} has {len(value)} entries, response_ids has {length}")
+        mask = np.asarray(self.response_mask)
+        if mask.size and (mask.min() < 0 or mask.max() > 1):
+            raise ValueError("response_mask must hold only 0 and 1")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one input row; every row ends in exactly one.
+
+    ``index`` is the row's position in the batch, ``sample`` its number among the rows of the same ``uid``,
+    ``attempt`` how often the row was started (1 = never lost). ``output`` is set for ``ok`` and ``partial``,
+    ``error`` for ``failed`` and ``cancelled``.
+    """
+
+    index: int
+    uid: Any
+    sample: int
+    status: Status
+    output: AgentLoopOutput | None = None
+    error: Exception | None = None
+    attempt: int = 1
+
+
+def int_array(ids: Ids) -> np.ndarray | None:
+    """``ids`` as a one-dimensional int32 array, or None where they are no such thing (bools and floats are not ids)."""
+    array = np.asarray(ids)
+    if array.dtype == np.int32 and array.ndim == 1:
+        return array
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        return None
+    if array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+        return None
+    return array.astype(np.int32)
