@@ -1,0 +1,55 @@
+"""zagent: agentic rollouts for reinforcement learning of language models, on SGLang, without a cluster framework.
+
+Public names are resolved on first use, so that importing zagent loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from zagent.client.llm_client import AsyncLLMServerManager as AsyncLLMServerManager
+    from zagent.config import Config as Config
+    from zagent.data_proto import DataProto as DataProto
+    from zagent.errors import *  # noqa: F403
+    from zagent.loops.base import AgentLoopBase as AgentLoopBase, register as register
+    from zagent.trainer.collate import collate as collate
+    from zagent.trainer.manager import AgentLoopManager as AgentLoopManager
+    from zagent.trainer.rows import get_trajectory_info as get_trajectory_info
+    from zagent.types import AgentLoopMetrics as AgentLoopMetrics, AgentLoopOutput as AgentLoopOutput, Outcome as Outcome, TokenOutput as TokenOutput
+    from zagent.worker.runner import AgentLoopWorker as AgentLoopWorker
+
+
+_HOME = {
+    "AgentLoopBase": "zagent.loops.base",
+    "AgentLoopManager": "zagent.trainer.manager",
+    "AgentLoopMetrics": "zagent.types",
+    "AgentLoopOutput": "zagent.types",
+    "AgentLoopWorker": "zagent.worker.runner",
+    "AsyncLLMServerManager": "zagent.client.llm_client",
+    "Config": "zagent.config",
+    "DataProto": "zagent.data_proto",
+    "Outcome": "zagent.types",
+    "TokenOutput": "zagent.types",
+    "collate": "zagent.trainer.collate",
+    "get_trajectory_info": "zagent.trainer.rows",
+    "register": "zagent.loops.base",
+}
+
+__all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    errors = import_module("zagent.errors")  # loads pydantic and numpy nowhere: the tree is plain classes
+    if name in errors.known_errors():
+        return getattr(errors, name)
+    raise AttributeError(f"module 'zagent' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -47,13 +47,13 @@ class SimConfig(Section):
     max_batch: int = Field(256, ge=1)
     #: Tokens the prefix cache holds; 0 = no prefix cache.
     kv_capacity_tokens: int = Field(1_000_000, ge=0)
-    vocab_size: int = Field(32_000, ge=2)
+    vocab_size: int = Field(32_000, ge=32, le=2**20)
     context_length: int = Field(131_072, ge=2)
     #: Chance per token of ending the answer (the id `eos_token_id`); 0 = always run to the token limit.
     eos_probability: float = Field(0.0, ge=0, le=1)
     eos_token_id: int = Field(2, ge=0)
     seed: int = 0
-    #: Fault script, see zagent/engine/sim.py.
+    #: Fault script, see docs/simulated-engine.md.
     faults: tuple[dict[str, Any], ...] = ()
     #: Simulated engines hosted by one process.
     per_process: int = Field(1, ge=1)
@@ -61,13 +61,10 @@ class SimConfig(Section):
 
 #: Engine arguments that zagent sets itself.
 OWNED_ENGINE_ARGS = frozenset(
-    {
-        "model_path", "tokenizer_path", "host", "port", "nccl_port", "dist_init_addr", "device", "base_gpu_id", "gpu_id_step",
-        "tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size", "pp_size", "nnodes", "node_rank", "random_seed",
-        "trust_remote_code", "custom_sigquit_handler", "sleep_on_idle", "allow_auto_truncate", "skip_tokenizer_init",
-        "weight_version",
-    }
-)  # fmt: skip
+    "model_path tokenizer_path trust_remote_code skip_tokenizer_init host port nccl_port dist_init_addr device "
+    "base_gpu_id gpu_id_step tp_size tensor_parallel_size dp_size data_parallel_size pp_size nnodes node_rank "
+    "random_seed custom_sigquit_handler sleep_on_idle allow_auto_truncate weight_version".split()
+)
 
 
 class EngineConfig(Section):
@@ -81,7 +78,8 @@ class EngineConfig(Section):
     gpus: tuple[str, ...] | None = None
     #: Passed to SGLang's ServerArgs as they are.
     args: dict[str, Any] = Field(default_factory=dict)
-    #: Calls one engine is given at once; SGLang batches and queues among them. `routing.max_in_flight_per_engine` lowers it.
+    #: Calls one engine is given at once; SGLang batches and queues among them.
+    #: `routing.max_in_flight_per_engine` lowers it.
     max_in_flight: int = Field(512, ge=1)
     sim: SimConfig = SimConfig()
 
@@ -164,6 +162,8 @@ class RoutingConfig(Section):
     #: Sessions whose engine is remembered while they have nothing in flight.
     sticky_cache_size: int = Field(10_000, ge=1)
     max_in_flight_per_engine: int | None = Field(None, ge=1)
+    #: Write each assignment as a JSON line to this file (who got a call, why, and what everybody had in flight).
+    record: str | None = None
 
 
 class BrokerConfig(Section):
@@ -181,7 +181,7 @@ class BrokerConfig(Section):
         if self.endpoint is not None and not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if self.endpoint and self.endpoint.startswith("tcp://") and not self.insecure:
-            raise ValueError("a tcp endpoint is open to everybody who reaches it: say broker.insecure=true on a trusted network")
+            raise ValueError("tcp is open to everybody who reaches it: say broker.insecure=true on a trusted network")
         return self
 
 
@@ -225,7 +225,7 @@ class Config(Section):
         merged = OmegaConf.create({})
         try:
             if path is not None:
-                loaded = OmegaConf.load(path)
+                loaded = OmegaConf.load(os.fspath(path))
                 if not OmegaConf.is_dict(loaded):
                     raise ConfigError(f"{path}: must be a mapping of sections")
                 merged = OmegaConf.merge(merged, loaded)  # type: ignore[assignment]
@@ -251,7 +251,8 @@ class Config(Section):
         loops = config.rollout.agent_loop_config_path
         if loops is not None and not os.path.isabs(loops):  # workers may run in another directory
             absolute = str(Path(loops).resolve())
-            config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"agent_loop_config_path": absolute})})
+            rollout = config.rollout.model_copy(update={"agent_loop_config_path": absolute})
+            config = config.model_copy(update={"rollout": rollout})
         return config
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,237 @@
+"""The supervisor: starts a plan, watches what it started, ends it in order. One event loop, in the main thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher import logs, policy
+from launcher.child import KILL_S, Child, describe
+from launcher.plan import ChildSpec, Member, Plan
+from launcher.ports import EnginePorts
+from launcher.startup import start
+from zagent.config import LauncherConfig
+from zagent.errors import ConnectionLost, MemberLost, ZagentError
+
+logger = logging.getLogger(__name__)
+
+#: The broker answers at once or is in trouble itself.
+REPORT_S = 2.0
+#: Ctrl-C, `kill`, a closed terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class BrokerLink(Protocol):
+    """The launcher's line to the broker."""
+
+    async def exited(self, pool: str, name: str, epoch: int, reason: str) -> None:
+        """The member is gone: answer its calls with `MemberLost`."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+LinkFactory = Callable[[str, str], BrokerLink]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a cluster is told beside its plan. ``trainer`` is the pidfd of a process to end with; ``link`` is called
+    with the broker's endpoint and the run's secret; ``release`` lets go of ports right before their engine starts."""
+
+    run_id: str
+    secret: str
+    log_dir: Path
+    limits: LauncherConfig
+    trainer: int | None = None
+    link: LinkFactory | None = None
+    release: Callable[[EnginePorts], None] | None = None
+
+
+class Cluster:
+    """The processes of one run."""
+
+    def __init__(self, plan: Plan, context: Context) -> None:
+        self._plan, self._context = plan, context
+        self._loop = asyncio.get_running_loop()
+        self._children: list[Child] = []
+        self._link: BrokerLink | None = None
+        self._serving = False
+        self._orphaned = False
+        #: Done once the cluster shall end; an exception is why it had to.
+        self._ending: asyncio.Future[None] = self._loop.create_future()
+        self._ending.add_done_callback(lambda ending: ending.cancelled() or ending.exception())
+        self._at_once = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        """Start, call ``on_ready`` with the endpoint, serve until told to stop, and end everything.
+
+        Raises:
+            StartupError: a child did not become ready.
+            ConnectionLost: the broker died.
+            MemberLost: the last engine or the last worker died.
+        """
+        self._watch()
+        try:
+            endpoint = await self._unless_ended(start(self._plan, self._spawn, self._context.limits.start_timeout_s))
+            if endpoint is not None:
+                self._serve(endpoint)
+                on_ready(endpoint)
+                await self._ending
+        finally:
+            await self._close()
+        if self._ending.done():
+            self._ending.result()
+
+    def stop(self) -> None:
+        """End in order; said again, at once."""
+        if self._ending.done():
+            self._at_once.set()
+        else:
+            self._ending.set_result(None)
+
+    def _watch(self) -> None:
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup SIGHUP stays ignored
+                self._loop.add_signal_handler(number, self._on_signal, number)
+        if self._context.trainer is not None:
+            self._loop.add_reader(self._context.trainer, self._on_trainer_exit)
+
+    def _unwatch(self) -> None:
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
+        if self._context.trainer is not None:
+            self._loop.remove_reader(self._context.trainer)
+
+    def _on_signal(self, number: int) -> None:
+        logger.info("%s: %s", signal.Signals(number).name, "ending at once" if self._ending.done() else "ending")
+        self.stop()
+
+    def _on_trainer_exit(self) -> None:
+        assert self._context.trainer is not None
+        self._loop.remove_reader(self._context.trainer)
+        logger.warning("the trainer is gone, ending")
+        self._orphaned = True
+        self.stop()
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, str]) -> str | None:
+        """The result of ``work``, or None if the cluster shall end first."""
+        task = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {task, self._ending}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait([task])
+        return None
+
+    def _spawn(self, spec: ChildSpec) -> Child:
+        if spec.ports is not None and self._context.release is not None:
+            self._context.release(spec.ports)
+        child = Child(spec, self._context.log_dir / f"{spec.name}.log", self._context.run_id)
+        self._children.append(child)
+        child.exited.add_done_callback(lambda _: self._on_exit(child))
+        return child
+
+    def _serve(self, endpoint: str) -> None:
+        if self._context.link is not None:
+            self._link = self._context.link(endpoint, self._context.secret)
+        self._serving = True
+        for child in self._children:  # one may have died since it was ready
+            if child.exited.done():
+                self._on_exit(child)
+
+    def _on_exit(self, child: Child) -> None:
+        if not self._serving or self._ending.done():
+            return
+        others = [c for c in self._children if c.spec.room == child.spec.room and not c.exited.done()]
+        decision = policy.on_exit(child.spec, len(others))
+        reason = describe(child.exited.result())
+        logger.error("%s is gone: %s", child.spec.name, reason)
+        for member in decision.report:
+            self._tell_broker(member, reason)
+        if decision.end:
+            self._ending.set_exception(_fatal(child, reason))
+
+    def _tell_broker(self, member: Member, reason: str) -> None:
+        if self._link is not None:
+            task = self._loop.create_task(_report(self._link, member, reason))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _close(self) -> None:
+        self._serving = False
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=REPORT_S)
+        if self._link is not None:
+            await _hang_up(self._link)
+        for room in policy.STOP_ORDER:
+            await self._stop([c for c in self._children if c.spec.room == room and not c.exited.done()], room)
+        left = [child.spec.name for child in self._children if not child.exited.done()]
+        if left:
+            logger.error("not even SIGKILL ended %s: stuck in the kernel", ", ".join(left))
+        self._unwatch()
+
+    async def _stop(self, children: Sequence[Child], room: str) -> None:
+        """TERM, then KILL, for all of a room together."""
+        for child in children:
+            child.terminate()
+        timeout = policy.stop_timeout_s(room, self._context.limits.stop_timeout_s, orphaned=self._orphaned)
+        await self._exits(children, timeout)
+        late = [child for child in children if not child.exited.done()]
+        for child in late:
+            logger.warning("%s did not end on SIGTERM, killing it", child.spec.name)
+            child.kill()
+        if late:
+            await asyncio.wait([child.exited for child in late], timeout=KILL_S)
+
+    async def _exits(self, children: Iterable[Child], timeout: float) -> None:
+        """Until all have exited, the time is up, or somebody is impatient."""
+        pending: set[asyncio.Future[Any]] = {child.exited for child in children}
+        impatient: asyncio.Future[Any] = asyncio.ensure_future(self._at_once.wait())
+        deadline = self._loop.time() + timeout
+        while pending and not impatient.done() and self._loop.time() < deadline:
+            left = deadline - self._loop.time()
+            await asyncio.wait({*pending, impatient}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            pending = {exited for exited in pending if not exited.done()}
+        impatient.cancel()
+
+
+async def _report(link: BrokerLink, member: Member, reason: str) -> None:
+    try:
+        await asyncio.wait_for(link.exited(member.pool, member.name, member.epoch, reason), REPORT_S)
+    except Exception:
+        logger.exception("the broker was not told that %s is gone", member.name)
+
+
+async def _hang_up(link: BrokerLink) -> None:
+    try:
+        await asyncio.wait_for(link.close(), REPORT_S)
+    except Exception:
+        logger.exception("the line to the broker did not close")
+
+
+def _fatal(child: Child, reason: str) -> ZagentError:
+    if child.spec.room == "broker":
+        return ConnectionLost(f"the broker (pid {child.pid}) is gone: {reason}{logs.quoted(child.log)}")
+    text = f"{child.spec.name} (pid {child.pid}) is gone, and no {child.spec.room} is left: {reason}"
+    return MemberLost(text + logs.quoted(child.log))
+
+
+def open_trainer(pid: int) -> int | None:
+    """A pidfd of our parent ``pid``; None if it is gone (the pid may be somebody else's by now)."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    if os.getppid() != pid:
+        os.close(handle)
+        return None
+    return handle

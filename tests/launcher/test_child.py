@@ -1,0 +1,188 @@
+"""One child: armed, ready or dead, and gone with all it started."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import bootstrap
+from launcher.child import Child, describe
+from support.processes import PATIENCE_S, eventually, running, spec
+from zagent.errors import StartupError
+
+
+async def _ended(child: Child) -> int:
+    return await asyncio.wait_for(asyncio.shield(child.exited), PATIENCE_S)
+
+
+async def _ready(child: Child) -> Any:
+    return await asyncio.wait_for(child.ready, PATIENCE_S)
+
+
+def _with_child(tmp_path: Path, work: Any, entry: str, **settings: Any) -> Any:
+    """Run ``work(child)`` with a child of that kind, and make sure it is gone."""
+
+    async def main() -> Any:
+        child = Child(spec("engine", entry, **settings), tmp_path / "engine-0.log", "test-run")
+        try:
+            return await work(child)
+        finally:
+            child.kill()
+            await _ended(child)
+
+    return asyncio.run(main())
+
+
+def test_ready_carries_the_rooms_info(tmp_path: Path) -> None:
+    """A room that calls ready has its info in the child's ready future."""
+    assert _with_child(tmp_path, _ready, "obedient", probe="abc")["tokenizer_probe"] == "abc"
+
+
+def test_child_is_armed_before_its_room_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is there at exec, it leads its own session, is named, and has imported nothing heavy."""
+
+    async def work(child: Child) -> Any:
+        return await _ready(child)
+
+    async def main() -> Any:
+        made = spec("engine", "telling")
+        made = type(made)(made.name, made.room, made.entry, {}, {**made.env, "CUDA_VISIBLE_DEVICES": "GPU-b,3"})
+        child = Child(made, tmp_path / "log", "test-run")
+        try:
+            return await work(child)
+        finally:
+            child.kill()
+            await _ended(child)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    told = asyncio.run(main())
+    assert told == {
+        "cuda": "GPU-b,3",
+        "run_id": "test-run",
+        "own_session": True,
+        "name": "engine-0",
+        "heavy": [],
+        "at_exec": ["CUDA_VISIBLE_DEVICES=GPU-b,3"],
+    }
+
+
+def test_spawning_leaves_the_launchers_environment_alone(tmp_path: Path) -> None:
+    """The child's variables are gone from the launcher's environment once it is spawned."""
+    import os
+
+    _with_child(tmp_path, _ready, "obedient")
+    assert "ZAGENT_CHILD" not in os.environ
+
+
+def test_failed_start_names_child_error_and_log(tmp_path: Path) -> None:
+    """A room that raises gives StartupError with its name, its exception and the end of its log."""
+    with pytest.raises(
+        StartupError, match=r"engine-0 did not become ready.*ValueError: the model is made of cheese"
+    ) as e:
+        _with_child(tmp_path, _ready, "crashing")
+    assert "about to fail" in str(e.value)
+    assert isinstance(e.value.__cause__, ValueError)
+
+
+def test_death_before_ready_names_the_exit_code(tmp_path: Path) -> None:
+    """A child that exits without a word gives StartupError with its exit code and last lines."""
+    with pytest.raises(StartupError, match=r"engine-0 .*exited with code 7(?s:.*)last words"):
+        _with_child(tmp_path, _ready, "exiting")
+
+
+def test_return_before_ready_is_a_failed_start(tmp_path: Path) -> None:
+    """A room that returns without having called ready did not start."""
+    with pytest.raises(StartupError, match="exited with code 0"):
+        _with_child(tmp_path, _ready, "returning")
+
+
+def test_sigterm_ends_an_obedient_room(tmp_path: Path) -> None:
+    """SIGTERM lets the room return, and the child exits with code 0."""
+
+    async def work(child: Child) -> int:
+        await _ready(child)
+        child.terminate()
+        return await _ended(child)
+
+    assert _with_child(tmp_path, work, "obedient") == 0
+
+
+def test_kill_takes_children_double_forks_and_forks_along(tmp_path: Path) -> None:
+    """Whatever a child started is gone when it is, in other sessions and under other parents too."""
+    pids = tmp_path / "pids"
+
+    async def work(child: Child) -> int:
+        await _ready(child)
+        child.kill()
+        return await _ended(child)
+
+    assert _with_child(tmp_path, work, "fruitful", pids=str(pids)) == -9
+    assert [pid for pid in map(int, pids.read_text().split()) if running(pid)] == []
+
+
+def test_exit_is_seen_although_a_fork_lives_on(tmp_path: Path) -> None:
+    """A forked grandchild that holds the child's pipes open does not hide the child's end, and goes as well."""
+    pids = tmp_path / "pids"
+
+    async def work(child: Child) -> int:
+        await _ready(child)
+        child.terminate()
+        return await _ended(child)
+
+    assert _with_child(tmp_path, work, "fruitful", pids=str(pids)) in (0, 1)
+    assert [pid for pid in map(int, pids.read_text().split()) if running(pid)] == []
+
+
+def test_forgotten_threads_do_not_keep_a_failed_room_alive(tmp_path: Path) -> None:
+    """A room that raises while a thread still runs exits within the grace period, and its log says where it hung."""
+
+    async def work(child: Child) -> int:
+        await _ready(child)
+        return await _ended(child)
+
+    assert _with_child(tmp_path, work, "overstaying") == 1
+    log = (tmp_path / "engine-0.log").read_text()
+    assert "engine broken" in log
+    assert "Timeout" in log
+
+
+def test_spawning_from_a_thread_is_refused(tmp_path: Path) -> None:
+    """A child would die with the thread that spawned it."""
+
+    async def main() -> None:
+        Child(spec("engine", "obedient"), tmp_path / "log", "test-run")
+
+    async def elsewhere() -> None:
+        await asyncio.to_thread(asyncio.run, main())
+
+    with pytest.raises(RuntimeError, match="main thread"):
+        asyncio.run(elsewhere())
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "exited with code 0"), (86, "exited with code 86"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")],
+)
+def test_exit_codes_are_described(code: int, text: str) -> None:
+    """An exit code reads as what happened."""
+    assert text in describe(code)
+
+
+def test_a_second_ready_is_refused() -> None:
+    """A room becomes ready once."""
+    import multiprocessing
+
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours:
+        reporter = bootstrap.Reporter(theirs)
+        reporter.ready({})
+        with pytest.raises(RuntimeError, match="twice"):
+            reporter.ready({})
+
+
+def test_log_lines_survive_the_child(tmp_path: Path) -> None:
+    """What a child prints is in its log file."""
+    _with_child(tmp_path, _ready, "obedient")
+    eventually(lambda: "serving" in (tmp_path / "engine-0.log").read_text())

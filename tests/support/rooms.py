@@ -1,0 +1,113 @@
+"""Tiny rooms for the launcher's tests: the contract of a process room and nothing in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Ready = Callable[[Mapping[str, Any]], None]
+
+
+def _serve() -> None:
+    """Until SIGTERM."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    while not ended.wait(0.05):
+        pass
+
+
+def obedient(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Serves, writes its name to the file `stops` when it is told to stop."""
+    ready({"endpoint": settings.get("endpoint", ""), "tokenizer_probe": settings.get("probe", "")})
+    print("serving", flush=True)
+    _serve()
+    if "stops" in settings:
+        with open(settings["stops"], "a") as file:
+            file.write(os.environ["ZAGENT_CHILD"] + "\n")
+
+
+def crashing(settings: Mapping[str, Any], ready: Ready) -> None:
+    print("about to fail", flush=True)
+    raise ValueError("the model is made of cheese")
+
+
+def exiting(settings: Mapping[str, Any], ready: Ready) -> None:
+    print("last words", flush=True)
+    os._exit(7)
+
+
+def returning(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Leaves without having become ready."""
+
+
+def hanging(settings: Mapping[str, Any], ready: Ready) -> None:
+    print("loading for ever", flush=True)
+    time.sleep(3600)
+
+
+def deaf(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready({"endpoint": settings.get("endpoint", "")})
+    time.sleep(3600)
+
+
+def dying(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Becomes ready; exits with code 3 once the file `cue` is there."""
+    ready({"endpoint": settings.get("endpoint", "")})
+    print("a cough", flush=True)
+    while not Path(settings["cue"]).exists():
+        time.sleep(0.02)
+    os._exit(3)
+
+
+def fruitful(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Starts a child, a double-forked one in a session of its own, and a forked one; writes their pids to `pids`."""
+    sleeper = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"]
+    child = subprocess.Popen(sleeper)
+    double = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid)"
+    stray = subprocess.run([sys.executable, "-S", "-c", double, *sleeper], capture_output=True, check=True)
+    forked = os.fork()
+    if forked == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+    with open(settings["pids"], "a") as file:
+        file.write(f"{child.pid} {int(stray.stdout)} {forked}\n")
+    obedient(settings, ready)
+
+
+def telling(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Reports about itself."""
+    ready(
+        {
+            "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "run_id": os.environ.get("ZAGENT_RUN_ID"),
+            "own_session": os.getsid(0) == os.getpid(),
+            "name": Path("/proc/self/comm").read_text().strip(),
+            "heavy": sorted({"torch", "transformers", "sglang", "numpy", "pydantic"} & set(sys.modules)),
+            "at_exec": sorted(
+                entry for entry in Path("/proc/self/environ").read_text().split("\0") if entry.startswith("CUDA_VIS")
+            ),
+        }
+    )
+    _serve()
+
+
+def overstaying(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Returns while a thread of its own would keep the interpreter alive."""
+    ready({})
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    raise RuntimeError("engine broken")
+
+
+def endpointed(settings: Mapping[str, Any], ready: Ready) -> None:
+    """A broker by looks: makes the file its ipc endpoint names, which the run directory's end must remove."""
+    Path(settings["endpoint"].removeprefix("ipc://")).touch()
+    obedient(settings, ready)

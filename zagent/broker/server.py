@@ -1,0 +1,85 @@
+"""The broker process: a thin loop around the core. Poll, feed, send."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from zagent.broker.core import BrokerCore, Sends
+from zagent.broker.dispatch import Assignment, Frames
+from zagent.wire.sockets import RouterSocket
+
+#: Longest wait for a message, hence between ticks and until a stop is noticed, in ms.
+POLL_MS = 200
+#: Seconds between two ticks: waiting calls expire this late at most.
+TICK_S = 0.2
+
+
+class Router(Protocol):
+    """What the broker sends through: a `RouterSocket`, or its in-memory twin."""
+
+    def send(self, identity: bytes, frames: Frames) -> bool:
+        """False when the receiver is gone."""
+
+
+def deliver(core: BrokerCore, router: Router, sends: Sends, now: float) -> None:
+    """Send what the core wants sent; what cannot be delivered is an event for it, with sends of its own."""
+    todo = deque(sends)
+    while todo:
+        to, frames = todo.popleft()
+        if not router.send(to, frames):
+            todo.extend(core.unsendable(to, frames, now))
+
+
+def feed(core: BrokerCore, router: Router, batch: list[tuple[bytes, Frames]], now: float) -> None:
+    """Hand the core a batch of messages, one by one, and send what follows from each."""
+    for sender, frames in batch:
+        deliver(core, router, core.frames(sender, frames, now), now)
+
+
+def serve(core: BrokerCore, router: RouterSocket, stopped: Callable[[], bool]) -> None:
+    """Run until ``stopped()``."""
+    next_tick = 0.0
+    while not stopped():
+        batch = router.receive(POLL_MS)
+        now = time.monotonic()
+        feed(core, router, batch, now)
+        if now >= next_tick:
+            next_tick = now + TICK_S
+            deliver(core, router, core.tick(now), now)
+
+
+def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
+    """Entry point of the broker process.
+
+    Settings: `endpoint`, `secret`, `max_pending`, `sticky_cache_size`, `incarnation`, `info` (told to every peer), and
+    `record` (path of the assignments' JSON lines, or None). Reports the bound `endpoint` when ready.
+    """
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))  # only noted; the loop acts
+    with ExitStack() as resources:
+        core = BrokerCore(
+            secret=settings["secret"],
+            max_pending=settings["max_pending"],
+            sticky_cache_size=settings["sticky_cache_size"],
+            incarnation=settings["incarnation"],
+            facts=settings["info"],
+            record=_recorder(settings.get("record"), resources),
+        )
+        router = RouterSocket(settings["endpoint"])
+        resources.callback(router.close)
+        ready({"endpoint": router.endpoint})
+        serve(core, router, lambda: bool(stop))
+
+
+def _recorder(path: str | None, resources: ExitStack) -> Callable[[Assignment], None] | None:
+    if path is None:
+        return None
+    file = resources.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))
+    return lambda assignment: print(json.dumps(assignment._asdict()), file=file)

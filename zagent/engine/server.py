@@ -1,0 +1,153 @@
+"""The engine process: one engine (simulated ones: several) behind the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from zagent.client.link import Identity, Link
+from zagent.client.llm_client import ENGINE_POOL, pack_output
+from zagent.client.member import Member
+from zagent.client.process import stop_requested
+from zagent.config import EngineConfig, ModelConfig
+from zagent.engine.base import ENGINE_DIED, Engine, GenerateRequest
+from zagent.errors import InvalidRequest
+from zagent.types import int_array
+from zagent.wire.messages import Call
+from zagent.wire.sockets import DealerChannel, terminate
+
+#: Seconds a dying engine's children get before the process ends without them (it is killed with its group anyway).
+CLOSE_AFTER_DEATH_S = 2.0
+
+
+class EngineServer:
+    """One engine as a member of the engine pool: methods `generate`, `clear_cache`, `stats`."""
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self.engine = engine
+        self.link = link
+        self.counts: Counter[str] = Counter()
+        self.member = Member(
+            link, {"generate": self.generate, "clear_cache": self.clear_cache, "stats": self.stats}
+        )  # fmt: skip
+
+    async def generate(self, argument: Any, call: Call) -> list[Any]:
+        """[prompt ids, sampling params, images, videos] → `pack_output` of the answer."""
+        request = read_request(argument, call)
+        output = await self.engine.generate(request)
+        self.counts["calls"] += 1
+        self.counts["prompt_tokens"] += len(request.prompt_ids)
+        self.counts["cached_tokens"] += output.cached_tokens
+        self.counts["response_tokens"] += len(output.token_ids)
+        return pack_output(output)
+
+    async def clear_cache(self, argument: Any, call: Call) -> None:
+        """Forget all prefix KV."""
+        await self.engine.clear_cache()
+
+    async def stats(self, argument: Any, call: Call) -> dict[str, Any]:
+        """Tokens and calls so far, and what the engine itself counts as in flight."""
+        return {
+            **{key: self.counts[key] for key in ("calls", "prompt_tokens", "cached_tokens", "response_tokens")},
+            "in_flight": self.engine.in_flight(),
+        }
+
+
+def read_request(argument: Any, call: Call) -> GenerateRequest:
+    """The engine call in a message; its request id is the call's id and attempt, so it is unique and of fixed length.
+
+    Raises:
+        InvalidRequest: the argument has another form.
+    """
+    if not isinstance(argument, list) or len(argument) != 4:
+        raise InvalidRequest("generate takes [prompt_ids, sampling_params, images, videos]")
+    prompt, params, images, videos = argument
+    ids = int_array(prompt) if prompt is not None else None
+    if ids is None:
+        raise InvalidRequest("prompt_ids must be a one-dimensional array of 32-bit ints")
+    if not isinstance(params, dict):
+        raise InvalidRequest("sampling_params must be a map")
+    return GenerateRequest(f"{call.call.hex()}{call.attempt:08x}", ids, params, images, videos)
+
+
+def build(settings: dict[str, Any]) -> list[Engine]:
+    """The engines of this process; blocks while a model loads."""
+    config = EngineConfig.model_validate(settings["engine"])
+    members = settings["members"]
+    if config.kind == "sim":
+        from zagent.engine.sim import build as build_sim
+
+        return [build_sim(sim=config.sim, name=m["name"], index=m["index"]) for m in members]
+    from zagent.engine.sglang_engine import build as build_sglang
+
+    model = ModelConfig.model_validate(settings["model"])
+    ports = {key: settings[key] for key in ("nccl_port", "port")}
+    return [build_sglang(model=model, engine=config, index=m["index"], seed=settings["seed"], **ports) for m in members]
+
+
+async def serve(settings: dict[str, Any], engines: Sequence[Engine], ready: Callable[[dict[str, Any]], None]) -> int:
+    """Serve until SIGTERM (returns 0) or until an engine dies by itself (returns `ENGINE_DIED`)."""
+    stop = stop_requested()
+    servers = []
+    for engine, member in zip(engines, settings["members"], strict=True):
+        await engine.start()
+        servers.append(await _join(settings, engine, member))
+    info = engines[0].info
+    ready({"tokenizer_probe": info.tokenizer_probe, "pids": [pid for e in engines for pid in e.info.pids]})
+    reason = await _first_end(stop, engines)
+    if reason is not None:
+        return await _end_dead(servers, reason)
+    for server in servers:
+        await server.member.leave("the cluster stops")
+        server.link.close()
+    for engine in engines:
+        await engine.close()
+    return 0
+
+
+async def _join(settings: dict[str, Any], engine: Engine, member: dict[str, Any]) -> EngineServer:
+    facts = {"pid": os.getpid(), "version": 0, "context_length": engine.info.context_length}
+    identity = Identity(
+        ENGINE_POOL, member["name"], member["epoch"], settings["credits"], settings["secret"], facts
+    )  # fmt: skip
+    server = EngineServer(engine, Link(partial(DealerChannel, settings["endpoint"]), identity))
+    await server.link.open()
+    return server
+
+
+async def _first_end(stop: asyncio.Event, engines: Sequence[Engine]) -> str | None:
+    """None when asked to stop, else why an engine died."""
+    stopping = asyncio.create_task(stop.wait())
+    ends: list[asyncio.Future[Any]] = [stopping, *(engine.died for engine in engines)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    return next((engine.died.result() for engine in engines if engine.died.done()), None)
+
+
+async def _end_dead(servers: Sequence[EngineServer], reason: str) -> int:
+    print(f"engine died: {reason}", file=sys.stderr, flush=True)
+    for server in servers:
+        server.member.fail_all(reason)
+        server.link.close()
+    terminate()
+    closing = asyncio.gather(*(server.engine.close() for server in servers), return_exceptions=True)
+    await asyncio.wait([closing], timeout=CLOSE_AFTER_DEATH_S)
+    return ENGINE_DIED
+
+
+def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
+    """Entry point of an engine process.
+
+    Settings: `endpoint`, `secret`, `members` ([{name, index, epoch}]), `credits`, `model`, `engine` (sections as plain
+    data), `seed`, `nccl_port`, `port`. Ends with exit code `ENGINE_DIED` when the engine died by itself.
+    """
+    engines = build(settings)
+    code = asyncio.run(serve(settings, engines, ready))
+    if code:
+        sys.stderr.flush()
+        os._exit(code)  # what is left of a dead engine must not delay or change the exit code

@@ -1,0 +1,125 @@
+"""How SGLang is started: its version, environment, arguments and logging. Imports no sglang."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+from zagent.config import EngineConfig, ModelConfig
+from zagent.engine.cpu_platform import PLATFORM_NAME
+from zagent.errors import ConfigError, StartupError
+
+#: Internals change with every release of SGLang; another one needs a new look at `sglang_engine`.
+SGLANG_VERSION = "0.5.23"
+
+#: On a CPU SGLang sizes its cache by free memory unless told otherwise. The cache is committed as it fills: 46 kB per
+#: token of the built-in model in float32. More running requests than 32 gain nothing on a few cores. float32 because
+#: exactness comes first: bfloat16 is 1.2 to 2 times as fast and saves 1 GB, but its log-probabilities are off by 0.02
+#: on average and up to 0.17; `engine.args.dtype=bfloat16` asks for it.
+CPU_ARGUMENTS: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.8,
+    "max_total_tokens": 32_768,
+    "max_running_requests": 32,
+    "dtype": "float32",
+}
+
+
+def check_version() -> None:
+    """Raises `ConfigError` unless the SGLang that `sglang_engine` is written for is installed."""
+    try:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        hint = "pip install 'zagent[sglang]', or use the simulated engine (engine.kind=sim)"
+        raise ConfigError(f"engine.kind=sglang needs sglang {SGLANG_VERSION}, which is not installed: {hint}") from None
+    if found != SGLANG_VERSION and not found.startswith(SGLANG_VERSION + ".post"):
+        raise ConfigError(f"engine.kind=sglang needs sglang {SGLANG_VERSION}, found {found}")
+
+
+def set_environment(*, cpu: bool, engines: int) -> None:
+    """Variables that SGLang reads when it is imported; what the user has set stays. ``engines`` share the machine."""
+    variables = {
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # up to a minute of diagnostics before a crash is admitted
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        "SGLANG_VLM_CACHE_SIZE_MB": "0",  # survives weight updates and cache flushes: wrong by up to 0.6 nats
+    }
+    if cpu:
+        variables["SGLANG_PLATFORM"] = PLATFORM_NAME
+        variables["TORCHDYNAMO_DISABLE"] = "1"  # compiling needs a C++ compiler, and takes longer than it saves
+        variables["OMP_NUM_THREADS"] = str(threads_per_engine(len(os.sched_getaffinity(0)), engines))
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def threads_per_engine(cores: int, engines: int) -> int:
+    """OpenMP threads of one engine on a CPU: an equal share of the cores, of which one is left to everything else.
+
+    Threads beyond the cores spin against each other: two engines of 2 threads on 2 cores reached 18 tokens/s each at
+    16 requests, of 1 thread 105. The second thread of a single engine on 2 cores was worth 8 %.
+    """
+    return max(1, (cores - 1) // engines)
+
+
+def server_arguments(
+    model: ModelConfig, engine: EngineConfig, *, model_path: str, cpu: bool, seed: int, nccl_port: int, port: int
+) -> dict[str, Any]:
+    """Keyword arguments of `sglang.Engine`: ours, the user's `engine.args`, and those that are zagent's alone.
+
+    Raises:
+        ConfigError: tensor parallelism on a CPU, or several tokenizer processes.
+    """
+    if cpu and engine.tensor_parallel_size > 1:
+        raise ConfigError(f"engine.tensor_parallel_size={engine.tensor_parallel_size} needs GPUs, and there is none")
+    if engine.args.get("tokenizer_worker_num", 1) != 1:
+        raise ConfigError("engine.args.tokenizer_worker_num must be 1: start more engines instead")
+    return {
+        "log_level": "warning",
+        **(CPU_ARGUMENTS if cpu else {}),
+        **engine.args,
+        "model_path": model_path,
+        "tokenizer_path": model.tokenizer_path,
+        "trust_remote_code": model.trust_remote_code,
+        "tp_size": engine.tensor_parallel_size,
+        "port": port,
+        "nccl_port": nccl_port,
+        "random_seed": seed % 2**31,
+        "weight_version": "0",
+        "sleep_on_idle": True,  # else an idle scheduler polls, with a whole core
+        "custom_sigquit_handler": startup_failed,
+    }
+
+
+def honours_seeds(engine: EngineConfig) -> bool:
+    """Whether SGLang samples by each call's `sampling_seed`: only in its deterministic mode."""
+    return bool(engine.args.get("enable_deterministic_inference") or engine.args.get("rl_on_policy_target"))
+
+
+def startup_failed(signum: int, frame: Any) -> None:
+    """Handler of the SIGQUIT by which SGLang's children say that they failed, while SGLang starts.
+
+    SGLang's own would send SIGKILL to the whole process. Public and at the top of a module because SGLang pickles its
+    arguments to its children.
+    """
+    raise StartupError("a process of SGLang failed while it started; its messages are in the log")
+
+
+@contextmanager
+def own_logging(level: str) -> Iterator[None]:
+    """SGLang configures the root logger with force=True, which removes and closes what is there."""
+    root = logging.getLogger()
+    handlers, root_level = root.handlers, root.level
+    root.handlers = []
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(root_level)
+        logging.getLogger("sglang").setLevel(level.upper())

@@ -1,0 +1,155 @@
+"""What one call is to SGLang 0.5.23: sampling parameters in, result dictionaries and exceptions out.
+
+Pure and without sglang, so that every odd form that SGLang sends is tested by hand-made dictionaries.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zagent.engine.base import EngineInfo, token_budget
+from zagent.errors import EngineError, InvalidRequest, Overloaded, ZagentError
+from zagent.types import TokenOutput
+
+#: Sampling parameter -> what makes its value one that SGLang's scheduler can decode; raises TypeError or ValueError.
+Converters = Mapping[str, Callable[[Any], Any]]
+
+#: The other parameters of SGLang that a call may not use: they change the form of the answer (`n`, `beam_width`), or
+#: configure extensions that are not reachable from here.
+REFUSED_PARAMETERS = frozenset({"n", "beam_width", "watermark", "custom_params", "stream_interval"})
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """``, did you mean 'x'?`` for the most similar of ``names``, or nothing."""
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def to_sampling(
+    params: Mapping[str, Any], prompt_length: int, info: EngineInfo, converters: Converters, *, keep_seed: bool
+) -> tuple[dict[str, Any], bool]:
+    """SGLang's sampling parameters for a call, and whether log-probabilities are asked for.
+
+    ``max_new_tokens`` is always set, cut to what the context leaves. None means "default", as in SGLang.
+    ``sampling_seed`` is dropped unless ``keep_seed``: SGLang honours it only in deterministic mode.
+
+    Raises:
+        InvalidRequest: an unknown key (with the nearest valid one), or a value that SGLang cannot take.
+    """
+    asked = {key: value for key, value in params.items() if value is not None}
+    logprobs = asked.pop("logprobs", False)
+    if not isinstance(logprobs, bool):
+        raise InvalidRequest(f"logprobs must be true or false, got {logprobs!r}")
+    for key in asked:
+        if key not in converters:
+            raise InvalidRequest(f"sampling parameter {key!r} is unknown{nearest(key, [*converters, 'logprobs'])}")
+    asked["max_new_tokens"] = token_budget(asked, prompt_length, info)
+    result = {key: _convert(key, value, converters[key]) for key, value in asked.items()}
+    _check_ids(result, info.vocab_size)
+    if not keep_seed:
+        result.pop("sampling_seed", None)
+    return result, logprobs
+
+
+def _convert(key: str, value: Any, converter: Callable[[Any], Any]) -> Any:
+    """SGLang checks types only when its scheduler decodes the call, and dies of a wrong one."""
+    try:
+        return converter(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"sampling parameter {key}={value!r}: {error}") from error
+
+
+def _check_ids(params: Mapping[str, Any], vocab_size: int) -> None:
+    """What SGLang would only notice inside the forward pass, where it takes the whole engine down."""
+    for token_id in params.get("stop_token_ids") or ():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"stop_token_ids holds {token_id}, outside the vocabulary of {vocab_size}")
+    for token_id, bias in (params.get("logit_bias") or {}).items():
+        if not math.isfinite(bias):
+            raise InvalidRequest(f"logit_bias of token {token_id} must be finite, got {bias}")
+
+
+def empty_output(logprobs: bool) -> TokenOutput:
+    """The answer to a call for no tokens. SGLang itself would prefill, and return a log-probability without a token."""
+    return TokenOutput(
+        token_ids=np.empty(0, np.int32), log_probs=np.empty(0, np.float32) if logprobs else None, stop_reason="length"
+    )
+
+
+def to_output(reply: Mapping[str, Any], logprobs: bool) -> TokenOutput:
+    """SGLang's result dictionary as a `TokenOutput` with int32 ids and float32 log-probabilities.
+
+    An aborted call keeps the tokens it had; one that was aborted in the queue has few of the usual keys.
+
+    Raises:
+        EngineError: log-probabilities that do not belong to the tokens, or a form of answer that is not known.
+    """
+    meta = reply["meta_info"]
+    stop_reason = _stop_reason(meta)
+    ids = np.asarray(reply.get("output_ids") or (), dtype=np.int32)
+    triples = meta.get("output_token_logprobs") or ()
+    if logprobs and stop_reason == "abort":
+        ids = ids[: len(triples)]  # tokens that were cut off before their log-probabilities came are sampled again
+    return TokenOutput(
+        token_ids=ids,
+        log_probs=_log_probs(triples, ids) if logprobs else None,
+        stop_reason=stop_reason,
+        num_preempted=meta.get("num_retractions"),
+        versions=_versions(meta, len(ids)),
+        cached_tokens=meta.get("cached_tokens") or 0,
+    )
+
+
+def _stop_reason(meta: Mapping[str, Any]) -> Any:
+    reason = (meta.get("finish_reason") or {}).get("type")
+    if reason not in ("stop", "length", "abort"):
+        raise EngineError(f"SGLang ended the call for an unknown reason: {meta.get('finish_reason')!r}")
+    return reason
+
+
+def _log_probs(triples: Sequence[Any], ids: np.ndarray) -> np.ndarray:
+    """Values of SGLang's triples (log-probability, token id, text), which must be those of ``ids`` one by one."""
+    if not len(ids):  # SGLang may send a log-probability for a token that it did not sample
+        return np.empty(0, np.float32)
+    if len(triples) != len(ids):
+        raise EngineError(f"SGLang returned {len(triples)} log-probabilities for {len(ids)} tokens")
+    if any(triple[1] != token_id for triple, token_id in zip(triples, ids.tolist(), strict=True)):
+        raise EngineError("SGLang returned log-probabilities of other tokens than those it sampled")
+    return np.fromiter((triple[0] for triple in triples), np.float32, len(triples))
+
+
+def _versions(meta: Mapping[str, Any], count: int) -> list[tuple[int, int, int]]:
+    """Spans (weight version, start, end) that cover all ``count`` tokens without a gap."""
+    if not count:
+        return []
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
+    try:
+        parts = [(int(span["version"]), int(span["start"]), min(int(span["end"]), count)) for span in spans]
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"SGLang reports weight versions that are not zagent's: {spans!r}") from error
+    parts = [part for part in parts if part[1] < count]
+    edges = [0, *(end for _, _, end in parts)]
+    if [start for _, start, _ in parts] != edges[:-1] or edges[-1] != count:
+        raise EngineError(f"SGLang's weight versions do not cover {count} tokens: {spans!r}")
+    return parts
+
+
+def to_error(error: Exception) -> ZagentError:
+    """SGLang's exception as one of ours.
+
+    ValueError, TypeError and a malformed stop_regex are the caller's; `fastapi.HTTPException` carries a status.
+    """
+    if isinstance(error, ZagentError):
+        return error
+    status, text = getattr(error, "status_code", None), str(getattr(error, "detail", None) or error)
+    if status == 503:  # its queue is full, or the call waited longer than the engine allows
+        return Overloaded(text)
+    if status == 400 or isinstance(error, (ValueError, TypeError, re.error)):
+        return InvalidRequest(text)
+    return EngineError(f"{type(error).__name__}: {text}")

@@ -1,0 +1,154 @@
+"""The simulated engine: real protocol, invented tokens, modelled time (docs/simulated-engine.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import NoReturn
+
+import numpy as np
+
+from zagent.config import SimConfig
+from zagent.engine.base import EngineInfo, GenerateRequest, check_prompt, token_budget
+from zagent.engine.sim.cache import BLOCK, PrefixCache, PrefixHasher
+from zagent.engine.sim.faults import FaultScript, Verdict, parse_faults
+from zagent.engine.sim.sampling import Answer, Sampler, Sampling, parse_sampling
+from zagent.engine.sim.tokens import token_source
+from zagent.errors import ConfigError, EngineError, InvalidRequest
+from zagent.types import TokenOutput
+
+
+def build(*, sim: SimConfig, name: str, index: int) -> SimEngine:
+    """The simulated engine number ``index``, called ``name`` in errors. Raises `ConfigError`."""
+    if sim.eos_token_id >= sim.vocab_size:
+        raise ConfigError(f"engine.sim.eos_token_id={sim.eos_token_id} is outside the vocabulary of {sim.vocab_size}")
+    return SimEngine(sim, name, FaultScript(parse_faults(sim.faults, sim.vocab_size), index))
+
+
+class SimEngine:
+    """Fulfils `zagent.engine.base.Engine` on whatever event loop starts it; waits only by that loop's clock."""
+
+    died: asyncio.Future[str]
+
+    def __init__(self, sim: SimConfig, name: str, faults: FaultScript) -> None:
+        self.info = EngineInfo(vocab_size=sim.vocab_size, context_length=sim.context_length)
+        self._name = name
+        self._sim = sim
+        self._faults = faults
+        source = token_source(sim.vocab_size, sim.eos_token_id, sim.seed)
+        self._sampler = Sampler(source, sim.eos_token_id, sim.eos_probability)
+        self._hasher = PrefixHasher()
+        self._cache = PrefixCache(sim.kv_capacity_tokens)
+        self._slots = asyncio.Semaphore(sim.max_batch)
+        self._in_flight = 0
+        self._started_at: float | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def start(self) -> None:
+        """Ready at once; the fault script's clock starts here."""
+        self._loop = asyncio.get_running_loop()
+        self.died = self._loop.create_future()
+        self._started_at = self._loop.time()
+        for at_s, what in self._faults.timed_ends:
+            self._timers.append(self._loop.call_later(at_s, self._end, what))
+
+    async def generate(self, request: GenerateRequest) -> TokenOutput:
+        """Int32 ids, float32 log-probabilities, `cached_tokens` in steps of 64; without modelled latency at once.
+
+        Raises:
+            InvalidRequest: the request cannot be run, or the fault script refuses it.
+            EngineError: not started, closed, or the fault script says so.
+        """
+        if self._started_at is None:
+            raise EngineError(f"simulated engine {self._name} is not running")
+        check_prompt(request.prompt_ids, self.info)
+        sampling = parse_sampling(request.sampling_params)
+        budget = token_budget(request.sampling_params, request.prompt_ids.size, self.info)
+        self._in_flight += 1
+        try:
+            verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
+            self._strike(verdict)
+            async with self._slots:
+                return await self._run(request.prompt_ids, sampling, budget, verdict)
+        finally:
+            self._in_flight -= 1
+
+    async def clear_cache(self) -> None:
+        """Forget all prefixes. Raises `EngineError` while calls are in flight, as SGLang's flush does."""
+        if self._in_flight:
+            raise EngineError(f"simulated engine {self._name}: cache not cleared, {self._in_flight} calls in flight")
+        self._cache.clear()
+
+    def in_flight(self) -> int:
+        """Calls running or waiting for a place in the batch."""
+        return self._in_flight
+
+    async def close(self) -> None:
+        """No more calls, no more timed faults."""
+        self._started_at = None
+        for timer in self._timers:
+            timer.cancel()
+        self._cache.clear()
+
+    async def _run(self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, verdict: Verdict) -> TokenOutput:
+        if verdict.effect == "hang" or self.died.done():
+            await self._never()
+        answer = self._sampler.answer(prompt_ids, sampling, budget)
+        count = answer.token_ids.size // 2 if verdict.effect == "abort" else answer.token_ids.size
+        cached = await self._spend(prompt_ids, answer.token_ids[:count], verdict.factor)
+        if self.died.done():
+            await self._never()
+        return _output(answer, count, cached, aborted=verdict.effect == "abort")
+
+    async def _spend(self, prompt_ids: np.ndarray, token_ids: np.ndarray, factor: float) -> int:
+        """Live through prefill and decode, keep the cache; returns the prompt tokens that were cached."""
+        if not self._sim.kv_capacity_tokens:
+            await self._sleep(prompt_ids.size, self._sim.prefill_tokens_per_s, factor)
+            await self._sleep(token_ids.size, self._sim.decode_tokens_per_s, factor)
+            return 0
+        # The last token of either has no KV: a prompt's is always computed, an answer's never entered the model.
+        keys = self._hasher.keys(np.concatenate([prompt_ids, token_ids])[:-1])
+        prompt_keys = keys[: (prompt_ids.size - 1) // BLOCK]
+        cached = self._cache.cached_tokens(prompt_keys)
+        if self._sim.prefill_tokens_per_s or self._sim.decode_tokens_per_s:
+            await self._sleep(prompt_ids.size - cached, self._sim.prefill_tokens_per_s, factor)
+            self._cache.insert(prompt_keys)
+            await self._sleep(token_ids.size, self._sim.decode_tokens_per_s, factor)
+        self._cache.insert(keys)
+        return cached
+
+    async def _sleep(self, tokens: int, tokens_per_s: float, factor: float) -> None:
+        if tokens and tokens_per_s:
+            await asyncio.sleep(tokens / tokens_per_s * factor)
+
+    async def _never(self) -> NoReturn:
+        """Wait until cancelled."""
+        await self._loop.create_future()
+        raise AssertionError("unreachable: nobody resolves that future")
+
+    def _strike(self, verdict: Verdict) -> None:
+        if verdict.effect in ("exit", "kill"):
+            self._end(verdict.effect)
+        elif verdict.effect == "error":
+            raise EngineError(f"simulated engine {self._name}: error from the fault script")
+        elif verdict.effect == "refuse":
+            raise InvalidRequest(f"simulated engine {self._name}: refused by the fault script")
+
+    def _end(self, what: str) -> None:
+        """`exit`: die as an engine that notices its own end; `kill`: as a process that notices nothing."""
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not self.died.done():
+            self.died.set_result(f"simulated engine {self._name}: exit from the fault script")
+
+
+def _output(answer: Answer, count: int, cached: int, *, aborted: bool) -> TokenOutput:
+    return TokenOutput(
+        token_ids=answer.token_ids[:count],
+        log_probs=None if answer.log_probs is None else answer.log_probs[:count],
+        stop_reason="abort" if aborted else answer.stop_reason,
+        num_preempted=0,
+        versions=[(0, 0, count)],
+        cached_tokens=cached,
+    )

@@ -1,0 +1,167 @@
+"""``python -m zagent.launch``: a batch job, a demonstration, or a cluster that serves until Ctrl-C.
+
+Children are spawned from here and import this module again, so nothing heavy is imported at its top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zagent.errors import CallerError, ZagentError, to_wire
+
+if TYPE_CHECKING:
+    from launcher.run import Ready
+    from zagent.config import Config
+
+#: Exit statuses: 2 is argparse's own for a command line that cannot be used.
+OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+
+DEMO_OUT = Path("outputs/demo.jsonl")
+RUN_ID_VARIABLE = "ZAGENT_RUN_ID"
+
+
+def main(arguments: Sequence[str] | None = None, rooms: Mapping[str, str] | None = None) -> int:
+    """Run the command line; the exit status. ``rooms`` replaces entry points by room."""
+    options = parse(arguments)
+    if options.embedded:
+        return embedded(rooms)
+    is_job = options.demo or options.prompts is not None
+    log_to_stderr(logging.WARNING if is_job else logging.INFO)
+    try:
+        config = load(options)
+        return batch(config, options) if is_job else serve(config, rooms)
+    except ZagentError as error:
+        print(f"zagent: {error}", file=sys.stderr)
+        return UNUSABLE if isinstance(error, CallerError) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; exits with status 2 and one line where it cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m zagent.launch",
+        description="Without --demo or --prompts: serve until Ctrl-C, for trainers that connect to what it prints.",
+    )
+    job = parser.add_mutually_exclusive_group()
+    job.add_argument("--demo", action="store_true", help="run the bundled prompts on whatever this machine has")
+    job.add_argument("--prompts", type=Path, metavar="P.jsonl", help="run every prompt of this file")
+    job.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, metavar="O.jsonl", help=f"where outcomes go (--demo: {DEMO_OUT})")
+    parser.add_argument("--keep-going", action="store_true", help="skip broken lines of the prompts file")
+    parser.add_argument("--config", type=Path, metavar="F.yaml", help="the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override the configuration")
+    options = parser.parse_intermixed_args(arguments)
+    if options.prompts and not options.out:
+        parser.error("--prompts needs --out")
+    if options.out and not (options.prompts or options.demo):
+        parser.error("--out belongs to --prompts or --demo")
+    return options
+
+
+def load(options: argparse.Namespace) -> Config:
+    """The configuration the command line names. Raises `ConfigError`."""
+    from zagent.config import Config
+
+    return Config.load(options.config, options.overrides)
+
+
+def batch(config: Config, options: argparse.Namespace) -> int:
+    """A batch job; this process is its trainer."""
+    from zagent.trainer.job import run_job
+
+    out = options.out or DEMO_OUT
+    if options.demo and not options.out:
+        with contextlib.suppress(OSError):  # the job says that it cannot write there
+            out.parent.mkdir(exist_ok=True)
+    return run_job(config, prompts=options.prompts, out=out, keep_going=options.keep_going, demo=options.demo)
+
+
+def serve(config: Config, rooms: Mapping[str, str] | None = None) -> int:
+    """A cluster until Ctrl-C."""
+    from launcher import logs
+
+    def show(ready: Ready) -> None:
+        print(f"zagent serves at {ready.endpoint} (Ctrl-C ends it; logs in {ready.log_dir})", flush=True)
+
+    supervise(config, logs.new_run_id(), show, rooms=rooms)
+    return OK
+
+
+def supervise(config: Config, run_id: str, on_ready: Callable[[Ready], None], **rest: Any) -> None:
+    """Launch and serve, see `launcher.run.run`."""
+    from launcher.run import Options, run
+
+    run(config, Options(run_id=run_id, on_ready=on_ready, **rest))
+
+
+def embedded(rooms: Mapping[str, str] | None = None) -> int:
+    """Serve the trainer that started us: a JSON request on standard input, JSON lines back on standard output."""
+    report = Report()
+    try:
+        _serve_trainer(json.load(sys.stdin), report, rooms)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the run ends with an error")
+        report.send({"event": "failed", "error": to_wire(error)})
+        return UNUSABLE if isinstance(error, CallerError) else FAILED
+    return OK
+
+
+def _serve_trainer(request: Mapping[str, Any], report: Report, rooms: Mapping[str, str] | None) -> None:
+    from launcher.cluster import open_trainer
+    from zagent.config import Config
+
+    sys.path.extend(entry for entry in request.get("sys_path", ()) if entry not in sys.path)
+    config = Config.from_dict(request["config"])
+    trainer = open_trainer(int(request["trainer_pid"]))
+    if trainer is None:  # died before we looked
+        return
+
+    def announce(ready: Ready) -> None:
+        facts = {name: getattr(ready, name) for name in ("endpoint", "run_id", "run_dir", "log_dir")}
+        report.send({"event": "ready", **facts})
+
+    run_id = os.environ[RUN_ID_VARIABLE]
+    supervise(config, run_id, announce, on_log_dir=_log_there, trainer=trainer, rooms=rooms)
+
+
+class Report:
+    """Lines to the trainer over what was our standard output; stray prints go to standard error from now on."""
+
+    def __init__(self) -> None:
+        self._line = os.fdopen(os.dup(1), "w")  # not inherited by children
+        os.dup2(2, 1)
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """One line; nothing if the trainer is gone."""
+        try:
+            self._line.write(json.dumps(event) + "\n")
+            self._line.flush()
+        except BrokenPipeError:
+            logging.getLogger(__name__).warning("the trainer is gone, unsaid: %s", event)
+
+
+def _log_there(directory: Path) -> None:
+    """Log, and let everything this process writes go, to `launcher.log` in ``directory``."""
+    file = os.open(directory / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target in (1, 2):
+        os.dup2(file, target)
+    os.close(file)
+    log_to_stderr(logging.INFO)
+
+
+def log_to_stderr(level: int) -> None:
+    """Timed lines."""
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Agent loops by name.
+
+A row names its loop by registered name (`@register("my_agent")`, in a module listed under `rollout.imports`), by an entry
+of the YAML file at `rollout.agent_loop_config_path` (a list of `{name, _target_, …constructor arguments}`), or by dotted
+path. Processes do not share memory, so names cross them as such and are resolved in the worker.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from zagent.errors import ConfigError, UnknownAgent
+
+Loop = TypeVar("Loop", bound=type)
+
+_REGISTRY: dict[str, Callable[..., Any]] = {}
+
+
+def register(name: str) -> Callable[[Loop], Loop]:
+    """Class decorator: rows may name this loop ``name``. A later registration of the same name wins."""
+
+    def decorate(cls: Loop) -> Loop:
+        _REGISTRY[name] = cls
+        return cls
+
+    return decorate
+
+
+def register_file(path: str | os.PathLike[str]) -> None:
+    """Register the entries of an agent loop config file.
+
+    Raises:
+        ConfigError: no such file, or an entry without `name` or `_target_`.
+    """
+    try:
+        entries = OmegaConf.to_container(OmegaConf.load(os.fspath(path)), resolve=True)
+    except OSError as error:
+        raise ConfigError(f"rollout.agent_loop_config_path {os.fspath(path)!r}: {error.strerror}") from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"{os.fspath(path)}: must be a list of {{name, _target_, …}}")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not {"name", "_target_"} <= set(entry):
+            raise ConfigError(f"{os.fspath(path)}: entry {number} needs name and _target_, got {entry!r}")
+        spec = {str(key): value for key, value in entry.items() if key != "name"}
+        _REGISTRY[str(entry["name"])] = _from_spec(spec)
+
+
+def _from_spec(spec: dict[str, Any]) -> Callable[..., Any]:
+    """Hydra's instantiate: nested `_target_`s become objects; the loop's own arguments come when it is built."""
+    from hydra.utils import instantiate
+
+    made = instantiate({**spec, "_partial_": True}, _convert_="all")
+    return made if isinstance(made, partial) else partial(made)
+
+
+def find_loop(name: str) -> Callable[..., Any]:
+    """The loop a row means by ``name``.
+
+    Raises:
+        UnknownAgent: lists the known names; or the dotted path cannot be imported, and why.
+    """
+    import zagent.loops.single_turn  # noqa: F401 (registers the built-in loop)
+
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if "." not in name:
+        known = ", ".join(sorted(_REGISTRY))
+        raise UnknownAgent(
+            f"no agent loop {name!r}; known: {known}. A loop of your own is registered in a module that "
+            "rollout.imports lists"
+        )
+    from hydra.utils import get_object
+
+    try:
+        found = get_object(name)
+    except Exception as error:  # hydra wraps import errors of all kinds
+        raise UnknownAgent(f"agent loop {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise UnknownAgent(f"agent loop {name!r} is a {type(found).__name__}, not a class")
+    return found  # type: ignore[no-any-return]
+
+
+def build_loop(name: str, keywords: Mapping[str, Any]) -> Any:
+    """An instance of the loop ``name`` with those of ``keywords`` that its constructor takes."""
+    factory = find_loop(name)
+    return factory(**accepted(factory, keywords))
+
+
+def accepted(factory: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``keywords`` that ``factory`` takes (all of them if it has ``**kwargs``)."""
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(keywords)
+    return {key: value for key, value in keywords.items() if key in parameters}

