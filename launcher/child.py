@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ def _spawn(spec: ChildSpec, log: Path, reports: Connection) -> multiprocessing.c
         name=spec.name,
         daemon=False,  # SGLang starts processes of its own, which a daemon may not
     )
+    resource_tracker.ensure_running()  # not by the first child's start: it would bear that child's name, and go with it
     with _environment(spec.env):
         process.start()
     return process

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from zagent.config import Config as Config
     from zagent.data_proto import DataProto as DataProto
     from zagent.errors import *  # noqa: F403
-    from zagent.loops.base import AgentLoopBase as AgentLoopBase, register as register
+    from zagent.loops.base import AgentLoopBase as AgentLoopBase
+    from zagent.loops.registry import register as register
     from zagent.trainer.collate import collate as collate
     from zagent.trainer.manager import AgentLoopManager as AgentLoopManager
     from zagent.trainer.rows import get_trajectory_info as get_trajectory_info
-    from zagent.types import AgentLoopMetrics as AgentLoopMetrics, AgentLoopOutput as AgentLoopOutput, Outcome as Outcome, TokenOutput as TokenOutput
+    from zagent.types import AgentLoopMetrics as AgentLoopMetrics
+    from zagent.types import AgentLoopOutput as AgentLoopOutput
+    from zagent.types import Outcome as Outcome
+    from zagent.types import TokenOutput as TokenOutput
     from zagent.worker.runner import AgentLoopWorker as AgentLoopWorker
 
 
@@ -36,7 +40,7 @@ _HOME = {
     "TokenOutput": "zagent.types",
     "collate": "zagent.trainer.collate",
     "get_trajectory_info": "zagent.trainer.rows",
-    "register": "zagent.loops.base",
+    "register": "zagent.loops.registry",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604

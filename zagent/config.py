@@ -61,9 +61,12 @@ class SimConfig(Section):
 
 #: Engine arguments that zagent sets itself.
 OWNED_ENGINE_ARGS = frozenset(
-    "model_path tokenizer_path trust_remote_code skip_tokenizer_init host port nccl_port dist_init_addr device "
-    "base_gpu_id gpu_id_step tp_size tensor_parallel_size dp_size data_parallel_size pp_size nnodes node_rank "
-    "random_seed custom_sigquit_handler sleep_on_idle allow_auto_truncate weight_version".split()
+    (
+        *("model_path", "tokenizer_path", "trust_remote_code", "skip_tokenizer_init", "weight_version"),
+        *("host", "port", "nccl_port", "dist_init_addr", "device", "base_gpu_id", "gpu_id_step"),
+        *("tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size", "pp_size", "nnodes", "node_rank"),
+        *("random_seed", "custom_sigquit_handler", "sleep_on_idle", "allow_auto_truncate"),
+    )
 )
 
 

@@ -18,7 +18,7 @@ Floats: TypeAlias = "Sequence[float] | np.ndarray"
 StopReason = Literal["stop", "length", "abort"]
 Status = Literal["ok", "partial", "failed", "cancelled"]
 
-#: Keys that every row's `extra_fields` has after the worker is done with it, so that rows of different loops concatenate.
+#: Keys that the worker gives every row's `extra_fields`, so that rows of different loops concatenate.
 STANDARD_EXTRA_FIELDS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> dict[str, Any]:
     """What one engine said and did in all scenarios."""
-    real_model.run("engine", str(directory / "engine.json"))
+    (directory / "tmp").mkdir()
+    real_model.run("engine", str(directory / "engine.json"), temporary=directory / "tmp")
     facts: dict[str, Any] = json.loads((directory / "engine.json").read_text())
     return facts
 
@@ -29,7 +31,7 @@ def engine(directory: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def reference(directory: Path, engine: dict[str, Any]) -> dict[str, Any]:
     """What transformers says about the engine's ids, in float32."""
-    real_model.run("reference", str(directory / "engine.json"), str(directory / "reference.json"))
+    real_model.run("reference", str(directory / "engine.json"), str(directory / "reference.json"), temporary=directory)
     facts: dict[str, Any] = json.loads((directory / "reference.json").read_text())
     return facts
 
@@ -162,6 +164,17 @@ def test_death_of_the_scheduler_is_noticed(engine: dict[str, Any]) -> None:
 def test_close_leaves_no_process(engine: dict[str, Any]) -> None:
     """After close, also after a death and when called twice, none of SGLang's processes is left."""
     assert engine["closed"]["left"] == []
+
+
+def test_nothing_is_left_of_an_engine(engine: dict[str, Any], directory: Path) -> None:
+    """No socket, no temporary directory of SGLang and no shared memory outlives the engine's process."""
+    left = [path.name for path in (directory / "tmp").iterdir() if not path.name.startswith(("torchinductor_", "root"))]
+    assert left == []
+    assert any("sem." in path for path in engine["shared_memory"])
+    deadline = time.monotonic() + 5  # Python's resource tracker removes them when the process has ended
+    while any(Path(path).exists() for path in engine["shared_memory"]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [path for path in engine["shared_memory"] if Path(path).exists()] == []
 
 
 def test_misspelt_engine_argument_is_named(engine: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import tempfile
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +161,20 @@ def test_root_logger_survives_the_start() -> None:
     with setup.own_logging("warning"):
         logging.basicConfig(level=logging.ERROR, force=True)
     assert (root.handlers, root.level) == (handlers, level)
+
+
+def test_sockets_go_to_a_directory_with_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary directory with a very long path is not used for sockets, whose paths are limited."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 80)))
+    found = setup.scratch_directory()
+    found.rmdir()
+    assert len(str(found)) < 60
+
+
+def test_temporary_files_are_directed_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the block temporary files are made in the directory, afterwards where they were before."""
+    monkeypatch.setenv("CUDA_TILE_TEMP_DIR", "")
+    before = tempfile.gettempdir()
+    with setup.temporary_files_in(tmp_path):
+        assert tempfile.gettempdir() == str(tmp_path)
+    assert tempfile.gettempdir() == before

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,10 +32,15 @@ GREEDY_TOKENS = 16
 TEMPERATURES = (1.0, 0.7)
 
 
-def run(*arguments: str, timeout: float = 200) -> None:
-    """This file as a script; fails with the end of what it printed."""
+def run(*arguments: str, temporary: Path, timeout: float = 200) -> None:
+    """This file as a script, with its own directory for temporary files; fails with the end of what it printed."""
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], stderr=subprocess.PIPE, text=True, timeout=timeout, check=False
+        [sys.executable, __file__, *arguments],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}:\n{done.stderr[-4000:]}"
 
@@ -202,6 +208,12 @@ async def closed(bench: Bench) -> Any:
     return {"seconds": time.monotonic() - start, "left": [pid for pid in bench.engine.info.pids if is_there(pid)]}
 
 
+def shared_memory(pids: tuple[int, ...]) -> list[str]:
+    """Files in shared memory that these processes have mapped: semaphores, load reports."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    return sorted(set(re.findall(r"/dev/shm/\S+", maps)))
+
+
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
@@ -217,6 +229,7 @@ async def scenarios(engine: Any, model_path: str) -> dict[str, Any]:
     for scenario in (greedy, sampled, refused, cancelled, turns, idle):
         facts[scenario.__name__] = await asyncio.wait_for(scenario(bench), 60)
     facts["signals"] = await signals(bench, received)
+    facts["shared_memory"] = shared_memory((os.getpid(), *engine.info.pids))
     facts["killed"] = await killed(bench)
     facts["closed"] = await closed(bench)
     return facts

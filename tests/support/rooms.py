@@ -25,8 +25,8 @@ def _serve() -> None:
 
 def obedient(settings: Mapping[str, Any], ready: Ready) -> None:
     """Serves, writes its name to the file `stops` when it is told to stop."""
-    ready({"endpoint": settings.get("endpoint", ""), "tokenizer_probe": settings.get("probe", "")})
     print("serving", flush=True)
+    ready({"endpoint": settings.get("endpoint", ""), "tokenizer_probe": settings.get("probe", "")})
     _serve()
     if "stops" in settings:
         with open(settings["stops"], "a") as file:
@@ -72,7 +72,7 @@ def fruitful(settings: Mapping[str, Any], ready: Ready) -> None:
     """Starts a child, a double-forked one in a session of its own, and a forked one; writes their pids to `pids`."""
     sleeper = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"]
     child = subprocess.Popen(sleeper)
-    double = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid)"
+    double = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=-3, stderr=-3).pid)"
     stray = subprocess.run([sys.executable, "-S", "-c", double, *sleeper], capture_output=True, check=True)
     forked = os.fork()
     if forked == 0:

@@ -81,5 +81,5 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
 def _recorder(path: str | None, resources: ExitStack) -> Callable[[Assignment], None] | None:
     if path is None:
         return None
-    file = resources.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))
+    file = resources.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))  # noqa: SIM115
     return lambda assignment: print(json.dumps(assignment._asdict()), file=file)

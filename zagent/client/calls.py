@@ -76,6 +76,7 @@ class Calls:
         session: str = "",
         member: str = "",
         timeout: float | None = None,
+        on_attempt: Callable[[int], None] | None = None,
     ) -> Any:
         """Run ``method`` on a member of ``pool`` and return its result.
 
@@ -84,6 +85,7 @@ class Calls:
             session: calls of one session go to one member.
             member: to this member and no other, past balancing and credits, on the control lane.
             timeout: seconds, all attempts together; None = none.
+            on_attempt: told the number of each attempt as it starts.
 
         Raises:
             DeadlineExceeded: the time ran out.
@@ -97,6 +99,8 @@ class Calls:
         call = Call(call_id, 0, pool, method, session, -1, member, self.link.incarnation)
         while True:
             call = call._replace(attempt=call.attempt + 1)
+            if on_attempt is not None:
+                on_attempt(call.attempt)
             try:
                 return decode_body(await self._attempt(call, body, deadline))
             except TransientError as error:
@@ -162,4 +166,5 @@ class Calls:
     def _close(self) -> None:
         for pending in self._pending.values():
             if not pending.future.done():
-                pending.future.set_exception(ConnectionLost("the link to the broker was closed"))
+                error = ConnectionLost(f"the link to the broker is closed: {self.link.closed}")
+                pending.future.set_exception(error)

@@ -54,6 +54,8 @@ class Link:
         #: The cluster's facts, from the broker's welcome.
         self.facts: dict[str, Any] = {}
         self.malformed = 0
+        #: Why the link is closed; "" while it is not.
+        self.closed = ""
         self._data, self._control = connect(DATA + self.nonce), connect(CONTROL + self.nonce)
         self._handlers: dict[type[Message], Handler] = {}
         self._closed: list[Callable[[], None]] = []
@@ -125,11 +127,11 @@ class Link:
             except (DecodeError, VersionMismatch, IndexError):
                 self.malformed += 1
 
-    def close(self) -> None:
-        """Say goodbye and close both lanes; whatever still waits on the link is told."""
+    def close(self, reason: str = "it was closed here") -> None:
+        """Say goodbye and close both lanes; whatever still waits on the link is told why."""
         if not self._open:
             return
-        self._open = False
+        self._open, self.closed = False, reason
         self.send(Goodbye(), control=True)
         for lane in (self._data, self._control):
             lane.close()

@@ -34,7 +34,7 @@ class GenerateRequest:
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Facts of a started engine. ``context_length`` counts prompt and response together, ``reserved_tokens`` of it
-    are the engine's own. ``tokenizer_probe`` is `zagent.loops.tokenizer.probe` of the engine's tokenizer ("" = none)."""
+    are the engine's own. ``tokenizer_probe`` is `zagent.loops.tokenizer.probe` of its tokenizer ("" = none)."""
 
     vocab_size: int
     context_length: int

@@ -1,12 +1,14 @@
-"""How SGLang is started: its version, environment, arguments and logging. Imports no sglang."""
+"""How SGLang is started: its version, environment, arguments, logging and temporary files. Imports no sglang."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from zagent.config import EngineConfig, ModelConfig
@@ -109,6 +111,25 @@ def startup_failed(signum: int, frame: Any) -> None:
     arguments to its children.
     """
     raise StartupError("a process of SGLang failed while it started; its messages are in the log")
+
+
+def scratch_directory() -> Path:
+    """A new directory for the sockets that SGLang names in the temporary directory and never removes."""
+    base = tempfile.gettempdir()
+    short = len(base) <= 60  # a socket's whole path may have 107 characters
+    return Path(tempfile.mkdtemp(prefix="zagent-sglang-", dir=base if short else "/tmp"))
+
+
+@contextmanager
+def temporary_files_in(directory: Path) -> Iterator[None]:
+    """This process's temporary files go to ``directory``; its children keep TMPDIR, where compilers keep caches."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(directory)
+    os.environ["CUDA_TILE_TEMP_DIR"] = str(directory)  # else three empty directories are left for each engine
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

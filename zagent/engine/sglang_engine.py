@@ -1,12 +1,13 @@
 """SGLang 0.5.23 embedded in the engine process: the only file that knows SGLang's internals.
 
 `build` blocks for the 15 to 40 s that SGLang needs; `SGLangEngine` then lives on the event loop of the main thread.
-Three of SGLang's habits are not let in, because the process is zagent's and not SGLang's:
+Four of SGLang's habits are not let in, because the process is zagent's and not SGLang's:
 
 * It would take over SIGTERM and SIGQUIT at the first call, and answer SIGQUIT (a child's cry for help) by sleeping 5 s
   and sending SIGKILL to the process itself. `start` runs SGLang's receive loop without them.
 * It would notice a dead child by polling once a second. We watch the children by pidfd.
 * It would replace the handlers of the root logger. They are put back.
+* It would leave sockets, shared memory and semaphores behind. They go with `close`, or with the process.
 
 Left as they are: the event-loop policy becomes uvloop's, multiprocessing's start method becomes spawn, the limits for
 open files and stack rise, some NCCL and CUDA variables are set; `Engine.shutdown` kills all descendants of the process.
@@ -19,8 +20,9 @@ import functools
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
-from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -29,7 +31,8 @@ from zagent.engine import cpu_platform
 from zagent.engine import sglang_arguments as setup
 from zagent.engine import sglang_calls as calls
 from zagent.engine.base import EngineInfo, GenerateRequest, check_prompt
-from zagent.errors import ConfigError, EngineError, InvalidRequest, StartupError
+from zagent.engine.children import ChildWatch
+from zagent.errors import ConfigError, EngineError, InvalidRequest, StartupError, ZagentError
 from zagent.loops.tokenizer import probe
 from zagent.models import resolve
 from zagent.types import TokenOutput
@@ -63,20 +66,28 @@ def build(
     arguments = setup.server_arguments(
         model, engine, model_path=resolve(model.path), cpu=cpu, seed=seed + index, nccl_port=nccl_port, port=port
     )
-    from sglang.srt.entrypoints.engine import Engine
+    scratch = setup.scratch_directory()
+    try:
+        with setup.own_logging(arguments["log_level"]), setup.temporary_files_in(scratch):
+            sglang = _launch(arguments, engine)
+        return SGLangEngine(sglang, scratch, keep_seed=setup.honours_seeds(engine))
+    except BaseException as error:
+        _kill_descendants()  # a half-started SGLang would keep this process from ending
+        shutil.rmtree(scratch)
+        if isinstance(error, ZagentError) or not isinstance(error, Exception):
+            raise
+        raise StartupError(f"SGLang could not start: {error}") from error
+
+
+def _launch(arguments: dict[str, Any], engine: EngineConfig) -> Any:
+    from sglang.srt.entrypoints import engine as engine_module
     from sglang.srt.server_args import ServerArgs
 
     for key in engine.args:
         if key not in ServerArgs.__struct_fields__:
             raise ConfigError(f"engine.args has unknown key {key!r}{calls.nearest(key, ServerArgs.__struct_fields__)}")
-    try:
-        with setup.own_logging(arguments["log_level"]):
-            return SGLangEngine(Engine(**arguments), keep_seed=setup.honours_seeds(engine))
-    except BaseException as error:
-        _kill_descendants()  # a half-started SGLang would keep this process from ending
-        if isinstance(error, StartupError) or not isinstance(error, Exception):
-            raise
-        raise StartupError(f"SGLang could not start: {error}") from error
+    engine_module.kill_process_tree = _kill_descendants
+    return engine_module.Engine(**arguments)
 
 
 class SGLangEngine:
@@ -84,13 +95,14 @@ class SGLangEngine:
 
     died: asyncio.Future[str]
 
-    def __init__(self, engine: Any, *, keep_seed: bool) -> None:
+    def __init__(self, engine: Any, scratch: Path, *, keep_seed: bool) -> None:
         self._engine = engine
+        self._scratch = scratch
         self._manager = engine.tokenizer_manager
         self._manager._subprocess_watchdog.stop()  # it polls, and would have this process killed
         self._keep_seed = keep_seed
         self._converters = _converters()
-        self._children = {_open(pid): f"{_title(pid)} (pid {pid})" for pid in engine.get_all_child_pids()}
+        self._children = ChildWatch(engine.get_all_child_pids())
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self.info = _info(engine)
@@ -101,8 +113,7 @@ class SGLangEngine:
 
         loop = asyncio.get_running_loop()
         self.died = loop.create_future()
-        for fd, name in self._children.items():
-            loop.add_reader(fd, self._child_exited, fd, name)
+        self._children.start(self._die)
         loop.add_signal_handler(signal.SIGQUIT, self._die, "a process of SGLang reported a failure")
         # Instead of `auto_create_handle_loop`, which returns at once when there is a loop: it would install signal
         # handlers, and have the process killed where the receive loop fails.
@@ -142,10 +153,7 @@ class SGLangEngine:
         if self._closed:
             return
         self._closed = True
-        loop = asyncio.get_running_loop()
-        for fd in self._children:
-            loop.remove_reader(fd)
-            os.close(fd)
+        self._children.stop()
         self._abandon_calls()
         for task in self._tasks:
             task.cancel()
@@ -155,6 +163,8 @@ class SGLangEngine:
             raise EngineError(f"processes of SGLang outlived their SIGKILL: {error}") from error
         for child in multiprocessing.active_children():
             child.join(1.0)  # they are dead: reaps them
+        _remove_shared_memory(self._engine)
+        shutil.rmtree(self._scratch)
 
     def _input(self, request: GenerateRequest, params: dict[str, Any], logprobs: bool) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput
@@ -215,10 +225,6 @@ class SGLangEngine:
     def _ended(self) -> EngineError:
         return EngineError(f"the engine died: {self.died.result()}" if self.died.done() else "the engine is closed")
 
-    def _child_exited(self, fd: int, name: str) -> None:
-        asyncio.get_running_loop().remove_reader(fd)
-        self._die(f"{name} {_exit_of(fd)}")
-
     def _receiver_ended(self, receiver: asyncio.Task[Any]) -> None:
         if not receiver.cancelled():
             self._die(f"SGLang's receive loop ended: {receiver.exception()!r}")
@@ -267,32 +273,15 @@ def _info(engine: Any) -> EngineInfo:
     )
 
 
-def _open(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise StartupError(f"SGLang's process {pid} ended while SGLang started") from None
-
-
-def _title(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
-    return "SGLang's process"
-
-
-def _exit_of(fd: int) -> str:
-    """How the child behind a pidfd ended; leaves it to multiprocessing to reap."""
-    try:
-        found = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # a grandchild, or reaped already
-        found = None
-    if found is None:
-        return "exited"
-    killed = found.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-    return f"was killed by signal {found.si_status}" if killed else f"exited with code {found.si_status}"
-
-
-def _kill_descendants() -> None:
+def _kill_descendants(pid: int = 0, **options: Any) -> None:
+    """SGLang's `kill_process_tree`, sparing Python's resource tracker, which removes the semaphores of the killed."""
     from sglang.srt.utils import kill_process_tree
 
-    kill_process_tree(os.getpid(), include_parent=False, wait_timeout=CLOSE_TIMEOUT_S)
+    options = {"include_parent": False, "wait_timeout": CLOSE_TIMEOUT_S, **options}
+    kill_process_tree(pid or os.getpid(), skip_pid=getattr(resource_tracker._resource_tracker, "_pid", None), **options)
+
+
+def _remove_shared_memory(engine: Any) -> None:
+    from sglang.srt.managers.load_snapshot import shm_path_for
+
+    Path(shm_path_for(engine.port_args.instance_id)).unlink(missing_ok=True)

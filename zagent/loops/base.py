@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.config import RolloutConfig
 from zagent.errors import PromptTooLong
-from zagent.loops.registry import register as register
-from zagent.types import AgentLoopOutput, TokenOutput
+from zagent.types import AgentLoopOutput, Ids, TokenOutput
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +46,14 @@ class AgentLoopBase(ABC):
         processor: the multimodal processor, or None.
         dataset_cls, data_config: the trainer's, or None.
 
-    ``attempt`` (1, 2, …) is set afterwards: above 1, another worker was lost while it ran this row.
+    ``attempt`` (1, 2, …) is set afterwards: above 1, another worker was lost while it ran this row. So is
+    ``row_name``, for log lines.
     """
 
     #: One thread: tokenizers are not safe to share between several, and one keeps the loop free all the same.
     _tokenizer_thread: ClassVar[ThreadPoolExecutor] = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 (verl's constructor)
         self,
         trainer_config: TrainerConfig,
         server_manager: AsyncLLMServerManager,
@@ -66,6 +71,7 @@ class AgentLoopBase(ABC):
         self.dataset_cls = dataset_cls
         self.data_config = data_config
         self.attempt = 1
+        self.row_name = "row"
 
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
@@ -95,11 +101,12 @@ class AgentLoopBase(ABC):
 
         return await self.in_tokenizer_thread(render)
 
-    async def decode(self, ids: Any) -> str:
+    async def decode(self, ids: Ids) -> str:
         """Text of ``ids`` without special tokens, in a thread."""
-        return str(await self.in_tokenizer_thread(lambda: self.tokenizer.decode(ids, skip_special_tokens=True)))
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return await self.in_tokenizer_thread(lambda: str(self.tokenizer.decode(plain, skip_special_tokens=True)))
 
-    async def in_tokenizer_thread(self, function: Any) -> Any:
+    async def in_tokenizer_thread(self, function: Callable[[], Result]) -> Result:
         """Run ``function()`` in the thread that owns the tokenizer."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function)
 
@@ -116,20 +123,16 @@ class AgentLoopBase(ABC):
             return ids
         if self.rollout_config.prompt_overflow == "error":
             raise PromptTooLong(f"prompt of {len(ids)} tokens exceeds rollout.prompt_length={limit}")
-        self.note_overflow(len(ids), limit)
+        logger.warning("%s: prompt of %d tokens lost its first %d", self.row_name, len(ids), len(ids) - limit)
         return ids[-limit:]
-
-    def note_overflow(self, length: int, limit: int) -> None:
-        """Called when a prompt loses its head; the worker puts the row's name into its log."""
 
     def token_budget(self, prompt_length: int, response_length: int, sampling_params: dict[str, Any]) -> int:
         """Tokens the next call may sample: the smallest of the caller's `max_new_tokens` (or `max_tokens`), what
         `rollout.response_length` leaves after ``response_length``, and what the model's context leaves after
         ``prompt_length`` tokens (all that is sent). Zero or less: do not call the engine."""
         limits = [self.rollout_config.response_length - response_length]
-        for key in ("max_new_tokens", "max_tokens"):
-            if sampling_params.get(key) is not None:
-                limits.append(int(sampling_params[key]))
+        asked = (sampling_params.get(key) for key in ("max_new_tokens", "max_tokens"))
+        limits.extend(int(tokens) for tokens in asked if tokens is not None)
         context = self.trainer_config.context_length
         if context is not None:
             limits.append(context - self.trainer_config.reserved_tokens - prompt_length)

@@ -1,8 +1,8 @@
 """Agent loops by name.
 
-A row names its loop by registered name (`@register("my_agent")`, in a module listed under `rollout.imports`), by an entry
-of the YAML file at `rollout.agent_loop_config_path` (a list of `{name, _target_, …constructor arguments}`), or by dotted
-path. Processes do not share memory, so names cross them as such and are resolved in the worker.
+A row names its loop by registered name (`@register("my_agent")`, in a module listed under `rollout.imports`), by an
+entry of the YAML file at `rollout.agent_loop_config_path` (a list of `{name, _target_, …constructor arguments}`), or by
+dotted path. Processes do not share memory, so names cross them as such and are resolved in the worker.
 """
 
 from __future__ import annotations

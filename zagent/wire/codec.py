@@ -7,7 +7,7 @@ which keeps their dtype and shape, and are read back without a copy (read-only).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 import msgpack
 import numpy as np
@@ -29,8 +29,7 @@ _DTYPE_KINDS = "biufc"  # bool, ints, floats, complex: plain memory; never objec
 
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
 _FIELD_TYPES: dict[type[Message], tuple[type, ...]] = {
-    cls: tuple({"bytes": bytes, "int": int, "str": str, "bool": bool}[t] for t in cls.__annotations__.values())
-    for cls in KINDS.values()
+    cls: tuple(get_type_hints(cls).values()) for cls in KINDS.values()
 }
 _REQUIRED = {cls: len(cls._fields) - len(cls._field_defaults) for cls in KINDS.values()}
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)

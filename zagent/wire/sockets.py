@@ -133,7 +133,7 @@ class DealerChannel:
         if self._backlog or not self._try_send(frames):
             self._backlog.append([bytes(frame) for frame in frames])
         # Sending may swallow the edge that announces arrivals, so look once more before the loop sleeps.
-        if not self._drain_due:
+        if not self._drain_due and not self._loop.is_closed():
             self._drain_due = True
             self._loop.call_soon(self._drain)
 
@@ -167,7 +167,7 @@ class DealerChannel:
     def close(self) -> None:
         if self._socket is None:
             return
-        if hasattr(self, "_fd"):
+        if hasattr(self, "_fd") and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
         while self._backlog and self._try_send(self._backlog[0]):
             self._backlog.popleft()

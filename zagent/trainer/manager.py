@@ -1,0 +1,261 @@
+"""`AgentLoopManager`: what a trainer holds. Batches in, token-exact tensors out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from zagent.client.calls import Calls
+from zagent.client.link import Link
+from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
+from zagent.config import Config
+from zagent.data_proto import DataProto
+from zagent.errors import ConnectionLost, RolloutError, ZagentError
+from zagent.trainer.collate import collate
+from zagent.trainer.embed import Launched, start_launcher
+from zagent.trainer.io_thread import IoThread
+from zagent.trainer.rollout import WORKER_POOL, Rollout
+from zagent.trainer.rows import Row, rows_of
+from zagent.types import Outcome
+from zagent.wire.messages import BROKER
+from zagent.wire.sockets import DealerChannel
+
+#: Seconds a control call may take; an engine that is busy answers it all the same.
+CONTROL_TIMEOUT_S = 30.0
+
+
+class AgentLoopManager:
+    """Runs agent loops on a cluster: one it launched (`launch`, `create`) or one it joined (`connect`).
+
+    The synchronous methods may be called from any thread, also inside a running event loop; the ``_async`` ones are
+    awaited on the caller's loop. A context manager: leaving it closes what it launched.
+    """
+
+    def __init__(self, endpoint: str, launched: Launched | None = None) -> None:
+        self.endpoint = endpoint
+        self._launched = launched
+        self._io = IoThread("zagent-io")
+        self._pid = os.getpid()
+        self._closed = False
+        self._foreign: dict[asyncio.AbstractEventLoop, asyncio.Task[Calls]] = {}
+        self._pad_token_id: int | None = None
+        try:
+            self._calls = self._io.run(open_calls(endpoint))
+        except BaseException:
+            self._io.close()
+            raise
+        facts = self._calls.link.facts
+        self.config = Config.from_dict(facts["config"])
+        self.run_id: str = facts.get("run_id", "")
+        #: Calls engines directly: `await manager.server_manager.generate(…)` on any loop.
+        self.server_manager = AsyncLLMServerManager(self._calls_here)
+        if launched is not None:
+            self._io.loop.call_soon_threadsafe(self._watch_launcher, os.pidfd_open(launched.pid))
+
+    @classmethod
+    def launch(cls, config: Config | None = None) -> AgentLoopManager:
+        """Start a cluster on this machine and connect to it.
+
+        Raises:
+            ConfigError: the configuration cannot be used here; nothing was started.
+            StartupError: a process did not become ready; nothing is left of the others.
+        """
+        launched = start_launcher(config or Config())
+        try:
+            return cls(launched.endpoint, launched)
+        except BaseException:
+            launched.close()
+            raise
+
+    @classmethod
+    async def create(cls, config: Config | None = None) -> AgentLoopManager:
+        """`launch` from inside an event loop."""
+        return await asyncio.to_thread(cls.launch, config)
+
+    @classmethod
+    def connect(cls, endpoint: str) -> AgentLoopManager:
+        """Join a cluster that somebody else launched. Raises `ConnectionLost` if nobody answers there."""
+        return cls(endpoint)
+
+    # ---- rollouts ---------------------------------------------------------------------------------------------------
+
+    def generate_sequences(self, batch: DataProto) -> DataProto:
+        """One trajectory per row of ``batch``, padded, in input order (zagent.trainer.collate says which tensors).
+
+        ``batch.non_tensor_batch["raw_prompt"]`` holds each row's chat messages; ``meta_info`` may hold `validate` and
+        `global_steps`.
+
+        Raises:
+            InputError: a batch that cannot be used; nothing has run.
+            RolloutError: more than `rollout.max_failed_fraction` of the rows failed; has every row's outcome.
+        """
+        rows = rows_of(batch, self.config.rollout)
+        return self._collated(self._io.run(self._run(rows)), batch, self._io.run(self._pad()))
+
+    async def generate_sequences_async(self, batch: DataProto) -> DataProto:
+        """`generate_sequences` from inside an event loop. Cancelling it cancels the rows."""
+        rows = rows_of(batch, self.config.rollout)
+        outcomes = await asyncio.wrap_future(self._io.submit(self._run(rows)))
+        pad = await asyncio.wrap_future(self._io.submit(self._pad()))
+        return await asyncio.to_thread(self._collated, outcomes, batch, pad)
+
+    def stream(self, batch: DataProto) -> Iterator[Outcome]:
+        """Outcomes in order of completion, unpadded. Closing the iterator cancels the rows that still run."""
+        rollout = self._io.run(self._start(rows_of(batch, self.config.rollout)))
+        return self._stream(rollout)
+
+    def _stream(self, rollout: Rollout) -> Iterator[Outcome]:
+        try:
+            while (outcome := self._io.run(rollout.next())) is not None:
+                yield outcome
+        finally:
+            self._io.run(rollout.cancel())
+
+    async def stream_async(self, batch: DataProto) -> AsyncIterator[Outcome]:
+        """`stream` from inside an event loop."""
+        rows = rows_of(batch, self.config.rollout)
+        rollout = await asyncio.wrap_future(self._io.submit(self._start(rows)))
+        try:
+            while (outcome := await asyncio.wrap_future(self._io.submit(rollout.next()))) is not None:
+                yield outcome
+        finally:
+            await asyncio.wrap_future(self._io.submit(rollout.cancel()))
+
+    async def _start(self, rows: list[Row]) -> Rollout:
+        return Rollout(self._calls, rows, self.config.broker.max_pending)
+
+    async def _run(self, rows: list[Row]) -> list[Outcome]:
+        return await (await self._start(rows)).rest()
+
+    async def _pad(self) -> int:
+        """The padding id: the tokenizer's, which only the workers have loaded."""
+        if self._pad_token_id is None:
+            about = await self._calls.call(WORKER_POOL, "about", timeout=CONTROL_TIMEOUT_S)
+            self._pad_token_id = int(about["pad_token_id"])
+        return self._pad_token_id
+
+    def _collated(self, outcomes: list[Outcome], batch: DataProto, pad_token_id: int) -> DataProto:
+        rollout = self.config.rollout
+        check_failures(outcomes, rollout.max_failed_fraction)
+        return collate(
+            outcomes,
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+            pad_token_id=pad_token_id,
+            batch=batch,
+        )
+
+    # ---- control ----------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, restarts, pid),
+        `sessions`, `pending`, `counters`."""
+        status: dict[str, Any] = self._io.run(self._broker("status"))
+        return status
+
+    def engine_stats(self) -> dict[str, dict[str, Any]]:
+        """Per engine, by its own count: calls, prompt_tokens, cached_tokens, response_tokens, in_flight."""
+        return self._io.run(self._on_engines("stats"))
+
+    def clear_kv_cache(self) -> None:
+        """Every engine forgets its prefix cache. Raises `EngineError` if one cannot (calls are running)."""
+        self._io.run(self._on_engines("clear_cache"))
+
+    def drain(self, name: str, pool: str = ENGINE_POOL) -> None:
+        """Give a member nothing new; what it has finishes. Its sessions move to others."""
+        self._io.run(self._broker("drain", [pool, name]))
+
+    def remove(self, name: str, pool: str = ENGINE_POOL) -> None:
+        """Take a member out at once; its calls run again elsewhere."""
+        self._io.run(self._broker("remove", [pool, name]))
+
+    async def _broker(self, method: str, argument: Any = None) -> Any:
+        return await self._calls.call(BROKER, method, argument, timeout=CONTROL_TIMEOUT_S)
+
+    async def _on_engines(self, method: str) -> dict[str, Any]:
+        engines = (await self._broker("status"))["pools"][ENGINE_POOL]
+        names = [name for name, engine in engines.items() if engine["state"] != "dead"]
+        call = partial(self._calls.call, ENGINE_POOL, method, timeout=CONTROL_TIMEOUT_S)
+        results = await asyncio.gather(*(call(member=name) for name in names), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return dict(zip(names, results, strict=True))
+
+    # ---- links ------------------------------------------------------------------------------------------------------
+
+    async def _calls_here(self) -> Calls:
+        """The pending table of the running loop; however many ask at once, one link is opened per loop."""
+        loop = asyncio.get_running_loop()
+        if loop is self._io.loop:
+            return self._calls
+        if self._closed:
+            raise ConnectionLost("the manager is closed")
+        if loop not in self._foreign:
+            self._foreign = {known: task for known, task in self._foreign.items() if not known.is_closed()}
+            self._foreign[loop] = loop.create_task(open_calls(self.endpoint))
+        return await asyncio.shield(self._foreign[loop])
+
+    def _watch_launcher(self, handle: int) -> None:
+        """On the I/O loop: when the launcher is gone, nobody will answer any more."""
+
+        def gone() -> None:
+            self._io.loop.remove_reader(handle)
+            os.close(handle)
+            reason = self._launched.exit_reason() if self._launched else None
+            self._close_links("the cluster was closed" if reason is None else f"the cluster has ended: {reason}")
+
+        self._io.loop.add_reader(handle, gone)
+
+    def _close_links(self, reason: str) -> None:
+        self._calls.link.close(reason)
+        for loop, task in self._foreign.items():
+            if loop.is_closed() or not task.done() or task.cancelled() or task.exception():
+                continue
+            loop.call_soon_threadsafe(task.result().link.close, reason)
+
+    def close(self) -> None:
+        """End what was launched, or just leave. Rows that still run are cancelled. Safe to call twice."""
+        if self._closed or os.getpid() != self._pid:  # a forked data loader has no part in it
+            return
+        self._closed = True
+        self._io.run(self._leave())
+        if self._launched is not None:
+            self._launched.close()
+        self._io.close()
+
+    async def _leave(self) -> None:
+        self._close_links("the manager was closed")
+
+    def __enter__(self) -> AgentLoopManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+async def open_calls(endpoint: str) -> Calls:
+    """A link of this loop to the broker, as a caller."""
+    link = Link(partial(DealerChannel, endpoint))
+    calls = Calls(link)
+    await link.open()
+    return calls
+
+
+def check_failures(outcomes: list[Outcome], max_failed_fraction: float) -> None:
+    """Raise `RolloutError` with all ``outcomes`` if more than that share of them failed."""
+    failed = [outcome for outcome in outcomes if outcome.status in ("failed", "cancelled")]
+    if len(failed) <= max_failed_fraction * len(outcomes):
+        return
+    shown = [f"row {o.index} (uid {o.uid}): {_text(o.error)}" for o in failed[:3]]
+    more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+    error = RolloutError(f"{len(failed)} of {len(outcomes)} rows failed: {'; '.join(shown)}{more}", outcomes)
+    raise error from failed[0].error
+
+
+def _text(error: Exception | None) -> str:
+    return str(error) if isinstance(error, ZagentError) else f"{type(error).__name__}: {error}"

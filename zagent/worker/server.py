@@ -1,0 +1,81 @@
+"""The worker process: agent-loop coroutines behind the broker. Imports neither torch nor sglang."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zagent.client.calls import Calls
+from zagent.client.link import Identity, Link
+from zagent.client.member import Member
+from zagent.client.process import stop_requested
+from zagent.config import ModelConfig, RolloutConfig
+from zagent.loops.base import TrainerConfig
+from zagent.loops.registry import find_loop, register_file
+from zagent.loops.tokenizer import load_tokenizer, probe
+from zagent.wire.messages import Call
+from zagent.wire.sockets import DealerChannel
+from zagent.worker.runner import AgentLoopWorker
+
+WORKER_POOL = "worker"
+
+
+def prepare(settings: dict[str, Any]) -> tuple[Any, TrainerConfig]:
+    """Tokenizer and configuration; imports the user's modules, so that their `@register` works here.
+
+    Raises:
+        ConfigError: a broken agent loop config file. ImportError and whatever else a user's module raises.
+    """
+    model = ModelConfig.model_validate(settings["model"])
+    rollout = RolloutConfig.model_validate(settings["rollout"])
+    for module in rollout.imports:
+        importlib.import_module(module)
+    if rollout.agent_loop_config_path:
+        register_file(rollout.agent_loop_config_path)
+    find_loop(rollout.agent)  # the default loop must exist; rows may name others
+    path = model.tokenizer_path or model.path
+    tokenizer = load_tokenizer(path, auto=model.use_auto_tokenizer, trust_remote_code=model.trust_remote_code)
+    return tokenizer, TrainerConfig(rollout, settings.get("context_length"), model.path)
+
+
+async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until SIGTERM."""
+    stop = stop_requested()
+    tokenizer, trainer_config = prepare(settings)
+    identity = Identity(
+        WORKER_POOL,
+        settings["name"],
+        settings["epoch"],
+        settings["credits"],
+        settings["secret"],
+        {"pid": os.getpid()},
+    )
+    link = Link(partial(DealerChannel, settings["endpoint"]), identity)
+    worker = AgentLoopWorker(Calls(link), tokenizer, trainer_config)
+
+    async def run(row: Any, call: Call) -> dict[str, Any]:
+        return await worker.run(row, call.attempt)
+
+    async def about(argument: Any, call: Call) -> dict[str, Any]:
+        pad = tokenizer.pad_token_id
+        return {"pad_token_id": tokenizer.eos_token_id if pad is None else pad}
+
+    member = Member(link, {"run": run, "about": about})
+    await link.open()
+    ready({"tokenizer_probe": probe(tokenizer)})
+    await stop.wait()
+    await member.leave("the cluster stops")
+    link.close()
+
+
+def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
+    """Entry point of a worker process.
+
+    Settings: `endpoint`, `secret`, `name`, `epoch`, `credits`, `model`, `rollout` (sections as plain data),
+    `context_length`. Reports the `tokenizer_probe` when ready.
+    """
+    asyncio.run(serve(settings, ready))
