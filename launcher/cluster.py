@@ -43,7 +43,8 @@ LinkFactory = Callable[[str, str], BrokerLink]
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a cluster is told beside its plan. ``trainer`` is the pidfd of a process to end with; ``link`` is called
-    with the broker's endpoint and the run's secret; ``release`` lets go of ports right before their engine starts."""
+    with the broker's endpoint and the run's secret; ``release`` lets go of ports right before their engine starts,
+    ``note_child`` is told each child's pid."""
 
     run_id: str
     secret: str
@@ -52,6 +53,7 @@ class Context:
     trainer: int | None = None
     link: LinkFactory | None = None
     release: Callable[[EnginePorts], None] | None = None
+    note_child: Callable[[int], None] | None = None
 
 
 class Cluster:
@@ -137,6 +139,8 @@ class Cluster:
             self._context.release(spec.ports)
         child = Child(spec, self._context.log_dir / f"{spec.name}.log", self._context.run_id)
         self._children.append(child)
+        if self._context.note_child is not None:
+            self._context.note_child(child.pid)
         child.exited.add_done_callback(lambda _: self._on_exit(child))
         return child
 

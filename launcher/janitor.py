@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from launcher import processes, rundir
+from launcher.processes import Process
 from launcher.rundir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -43,12 +44,19 @@ def end(janitor: subprocess.Popen[bytes]) -> None:
 def main(run_id: str, path: str, launcher: int) -> None:
     """Wait for the end of ``launcher``, then remove what is left of the run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = RunDir(Path(path), run_id)
     _wait_for_end(launcher)
-    processes.wait_until_gone(lambda: processes.of_run(run_id), GRACE_S)
-    left = processes.kill_until_gone(lambda: processes.of_run(run_id), STRAYS_GONE_S)
-    if left:
-        logger.error("processes of run %s do not end: %s", run_id, [p.pid for p in left])
-    rundir.remove(RunDir(Path(path), run_id))
+    died = processes.ticks_now()
+    sessions = run.children()
+
+    def left() -> list[Process]:
+        return processes.of_run(run_id) + processes.of_sessions(sessions, died)
+
+    processes.wait_until_gone(left, GRACE_S)
+    stuck = processes.kill_until_gone(left, STRAYS_GONE_S)
+    if stuck:
+        logger.error("processes of run %s do not end: %s", run_id, [p.pid for p in stuck])
+    rundir.remove(run)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -61,6 +61,19 @@ def of_run(run_id: str, but: Collection[int] = ()) -> list[Process]:
     return [p for p in running() if p.pid not in spared and mark in environment(p.pid)]
 
 
+def of_sessions(sessions: Collection[int], born_before: int) -> list[Process]:
+    """Running processes of ``sessions`` that started before ``born_before`` (ticks since boot).
+
+    For sessions whose leaders are gone: a later process may have been given a leader's pid as its own.
+    """
+    return [p for p in running() if p.session in sessions and p.start_time < born_before]
+
+
+def ticks_now() -> int:
+    """Now, as start times are counted; rounded up."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")) + 1
+
+
 def of_child(pid: int, name: str, run_id: str) -> list[Process]:
     """What a child of the launcher started and left: its session, its descendants, and strays that fled from both.
 

@@ -75,7 +75,14 @@ def run(config: Config, options: Options) -> None:
         facts = Facts(found, model, _decide(directory))
         planned = plan(config, facts, ports.take, options.rooms or ROOMS)
         context = Context(
-            options.run_id, facts.run.secret, log_dir, config.launcher, options.trainer, options.link, ports.release
+            options.run_id,
+            facts.run.secret,
+            log_dir,
+            config.launcher,
+            trainer=options.trainer,
+            link=options.link,
+            release=ports.release,
+            note_child=directory.note_child,
         )
         asyncio.run(_serve(planned, context, lambda endpoint: options.on_ready(_ready(endpoint, context, directory))))
 

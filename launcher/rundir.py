@@ -45,6 +45,18 @@ class RunDir:
     def temporary(self) -> Path:
         return self.path / "t"
 
+    def note_child(self, pid: int) -> None:
+        """Remember a child of the launcher, for whoever cleans up after a launcher that was killed."""
+        with (self.path / "children").open("a") as file:
+            file.write(f"{pid}\n")
+
+    def children(self) -> set[int]:
+        """Pids of all children there have been; each leads a session."""
+        try:
+            return {int(line) for line in (self.path / "children").read_text().splitlines()}
+        except FileNotFoundError:
+            return set()
+
 
 def candidates() -> list[Path]:
     """Where run directories may lie, best first: $TMPDIR, /tmp, /var/tmp."""

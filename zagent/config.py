@@ -47,7 +47,8 @@ class SimConfig(Section):
     max_batch: int = Field(256, ge=1)
     #: Tokens the prefix cache holds; 0 = no prefix cache.
     kv_capacity_tokens: int = Field(1_000_000, ge=0)
-    vocab_size: int = Field(32_000, ge=32, le=2**20)
+    #: Default: the model's, so that the workers' tokenizer knows every id; 32 000 where there is no model.
+    vocab_size: int | None = Field(None, ge=32, le=2**20)
     context_length: int = Field(131_072, ge=2)
     #: Chance per token of ending the answer (the id `eos_token_id`); 0 = always run to the token limit.
     eos_probability: float = Field(0.0, ge=0, le=1)
@@ -251,16 +252,23 @@ class Config(Section):
             config = cls.model_validate(data)
         except ValidationError as error:
             raise ConfigError("; ".join(_explain(e, cls) for e in error.errors())) from error
-        loops = config.rollout.agent_loop_config_path
-        if loops is not None and not os.path.isabs(loops):  # workers may run in another directory
-            absolute = str(Path(loops).resolve())
-            rollout = config.rollout.model_copy(update={"agent_loop_config_path": absolute})
-            config = config.model_copy(update={"rollout": rollout})
-        return config
+        return config._with_absolute_paths()
+
+    def _with_absolute_paths(self) -> Config:
+        """Relative paths are the caller's; children may run in another directory."""
+        rollout = self.rollout.model_copy(
+            update={"agent_loop_config_path": _absolute(self.rollout.agent_loop_config_path)}
+        )
+        routing = self.routing.model_copy(update={"record": _absolute(self.routing.record)})
+        return self.model_copy(update={"rollout": rollout, "routing": routing})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` takes back (JSON types only)."""
         return self.model_dump(mode="json")
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
 
 
 def _dotlist(overrides: Iterable[str]) -> list[str]:

@@ -176,19 +176,29 @@ def to_wire(error: BaseException) -> dict[str, Any]:
     own = isinstance(error, ZagentError) or kind.__module__ == "builtins"
     return {
         "type": kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}",
-        "message": str(error.args[0]) if len(error.args) == 1 else str(error),
-        "traceback": "".join(traceback.format_exception(error)) if error.__traceback__ else "",
-        "fields": {name: getattr(error, name) for name in getattr(error, "fields", ())},
+        "message": _text(error.args[0] if len(error.args) == 1 else error),
+        "traceback": _text("".join(traceback.format_exception(error))) if error.__traceback__ else "",
+        "fields": {name: getattr(error, name) for name in error.fields} if isinstance(error, ZagentError) else {},
     }
 
 
-def from_wire(data: dict[str, Any]) -> Exception:
-    """The exception that `to_wire` described; unknown types become `RemoteError`."""
+def _text(value: Any) -> str:
+    """``str(value)`` that can cross the wire whatever it is: lone surrogates escaped, a failing ``__str__`` named."""
+    try:
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    except Exception as error:
+        return f"<{type(value).__name__} without text: {type(error).__name__}>"
+
+
+def from_wire(data: Any) -> Exception:
+    """The exception that `to_wire` described; an unknown type, or what is no description, becomes `RemoteError`."""
+    if not isinstance(data, dict):
+        return RemoteError(f"an error that cannot be read: {data!r}"[:200])
     name, message = str(data.get("type", "")), str(data.get("message", ""))
     cls: Any = known_errors().get(name) or getattr(builtins, name, None)
     if name in ("StopIteration", "StopAsyncIteration"):  # control flow: no future or coroutine can raise them
         cls = None
-    fields = data.get("fields") or {}
+    fields = data.get("fields")
     if not (isinstance(cls, type) and issubclass(cls, Exception)):
         text = f"{name}: {message}" if message else name
         error: Exception = RemoteError(text, type_name=name)
@@ -198,7 +208,7 @@ def from_wire(data: dict[str, Any]) -> Exception:
         except TypeError:  # e.g. UnicodeDecodeError needs five arguments
             error = RemoteError(f"{name}: {message}", type_name=name)
         for key in getattr(cls, "fields", ()):
-            if key in fields:
+            if isinstance(fields, dict) and key in fields:
                 setattr(error, key, fields[key])
     if data.get("traceback"):
         error.__cause__ = RemoteTraceback(data["traceback"])

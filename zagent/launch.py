@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
 DEMO_OUT = Path("outputs/demo.jsonl")
+#: Short answers: a CPU samples some 100 tokens a second. Below a --config file and overrides of the user's.
+DEMO_SETTINGS = ("rollout.prompt_length=256", "rollout.response_length=80", "rollout.temperature=0.7")
 RUN_ID_VARIABLE = "ZAGENT_RUN_ID"
 
 
@@ -71,7 +73,8 @@ def load(options: argparse.Namespace) -> Config:
     """The configuration the command line names. Raises `ConfigError`."""
     from zagent.config import Config
 
-    return Config.load(options.config, options.overrides)
+    demo = DEMO_SETTINGS if options.demo and options.config is None else ()
+    return Config.load(options.config, [*demo, *options.overrides])
 
 
 def batch(config: Config, options: argparse.Namespace) -> int:
@@ -99,8 +102,9 @@ def serve(config: Config, rooms: Mapping[str, str] | None = None) -> int:
 def supervise(config: Config, run_id: str, on_ready: Callable[[Ready], None], **rest: Any) -> None:
     """Launch and serve, see `launcher.run.run`."""
     from launcher.run import Options, run
+    from zagent.client.launcher_link import LauncherLink
 
-    run(config, Options(run_id=run_id, on_ready=on_ready, **rest))
+    run(config, Options(run_id=run_id, on_ready=on_ready, link=LauncherLink, **rest))
 
 
 def embedded(rooms: Mapping[str, str] | None = None) -> int:

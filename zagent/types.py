@@ -85,6 +85,8 @@ class AgentLoopOutput(BaseModel):
             value = getattr(self, name)
             if value is not None and len(value) != length:
                 raise ValueError(f"{name} has {len(value)} entries, response_ids has {length}")
+        if self.response_logprobs is not None and not _is_float_vector(self.response_logprobs):
+            raise ValueError("response_logprobs must hold only numbers in one dimension")
         mask = np.asarray(self.response_mask)
         if mask.size and (mask.min() < 0 or mask.max() > 1):
             raise ValueError("response_mask must hold only 0 and 1")
@@ -109,9 +111,17 @@ class Outcome:
     attempt: int = 1
 
 
+def _is_float_vector(values: Any) -> bool:
+    array = np.asarray(values)
+    return array.ndim == 1 and (array.size == 0 or array.dtype.kind in "fiu")
+
+
 def int_array(ids: Ids) -> np.ndarray | None:
     """``ids`` as a one-dimensional int32 array, or None where they are no such thing (bools and floats are not ids)."""
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # a ragged list
+        return None
     if array.dtype == np.int32 and array.ndim == 1:
         return array
     if array.size == 0 and array.ndim == 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from support import real_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]

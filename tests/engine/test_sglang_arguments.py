@@ -140,18 +140,12 @@ def test_environment_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables are set where they are missing, and only there; the CPU's only on a CPU."""
     environment = {"SGLANG_VLM_CACHE_SIZE_MB": "64"}
     monkeypatch.setattr(setup.os, "environ", environment)
-    setup.set_environment(cpu=False, engines=1)
+    setup.set_environment(cpu=False)
     assert environment["SGLANG_VLM_CACHE_SIZE_MB"] == "64"
     assert environment["SGLANG_PYSPY_DUMP_BEFORE_CRASH"] == "0"
-    assert not {"TORCHDYNAMO_DISABLE", "SGLANG_PLATFORM", "OMP_NUM_THREADS"} & set(environment)
-    setup.set_environment(cpu=True, engines=1)
+    assert not {"TORCHDYNAMO_DISABLE", "SGLANG_PLATFORM"} & set(environment)
+    setup.set_environment(cpu=True)
     assert (environment["TORCHDYNAMO_DISABLE"], environment["SGLANG_PLATFORM"]) == ("1", "zagent_cpu")
-
-
-@pytest.mark.parametrize(("cores", "engines", "expected"), [(1, 1, 1), (2, 1, 1), (2, 2, 1), (9, 2, 4), (64, 1, 63)])
-def test_engines_share_the_cores(cores: int, engines: int, expected: int) -> None:
-    """All engines together never have more threads than cores, where each can have one."""
-    assert setup.threads_per_engine(cores, engines) == expected
 
 
 def test_root_logger_survives_the_start() -> None:

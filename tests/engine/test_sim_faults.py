@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+
 from support.sim_engines import answer_now, request, started
 from support.virtual_clock import run
-
 from zagent.config import SimConfig
 from zagent.engine.sim import build
 from zagent.engine.sim.faults import FaultScript, parse_faults

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import PATIENCE_S, running, spec
 
 from launcher import bootstrap
 from launcher.child import Child, describe
+from support.processes import PATIENCE_S, running, spec
 from zagent.errors import StartupError
 
 

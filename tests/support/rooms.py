@@ -15,19 +15,24 @@ from typing import Any
 Ready = Callable[[Mapping[str, Any]], None]
 
 
-def _serve() -> None:
-    """Until SIGTERM."""
+def _arm() -> threading.Event:
+    """Set by SIGTERM."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    return ended
+
+
+def _serve(ended: threading.Event) -> None:
     while not ended.wait(0.05):
         pass
 
 
 def obedient(settings: Mapping[str, Any], ready: Ready) -> None:
     """Serves, writes its name to the file `stops` when it is told to stop."""
+    ended = _arm()
     print("serving", flush=True)
     ready({"endpoint": settings.get("endpoint", ""), "tokenizer_probe": settings.get("probe", "")})
-    _serve()
+    _serve(ended)
     if "stops" in settings:
         with open(settings["stops"], "a") as file:
             file.write(os.environ["ZAGENT_CHILD"] + "\n")
@@ -69,10 +74,12 @@ def dying(settings: Mapping[str, Any], ready: Ready) -> None:
 
 
 def fruitful(settings: Mapping[str, Any], ready: Ready) -> None:
-    """Starts a child, a double-forked one in a session of its own, and a forked one; writes their pids to `pids`."""
+    """Starts a child without our environment, a double-forked one in a session of its own, and a forked one; writes
+    their pids to `pids`."""
     sleeper = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"]
-    child = subprocess.Popen(sleeper)
-    double = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=-3, stderr=-3).pid)"
+    child = subprocess.Popen(sleeper, env={})
+    quiet = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    double = f"import subprocess, sys; print(subprocess.Popen(sys.argv[1:], {quiet}).pid)"
     stray = subprocess.run([sys.executable, "-S", "-c", double, *sleeper], capture_output=True, check=True)
     forked = os.fork()
     if forked == 0:
@@ -85,6 +92,7 @@ def fruitful(settings: Mapping[str, Any], ready: Ready) -> None:
 
 def telling(settings: Mapping[str, Any], ready: Ready) -> None:
     """Reports about itself."""
+    ended = _arm()
     ready(
         {
             "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -97,7 +105,7 @@ def telling(settings: Mapping[str, Any], ready: Ready) -> None:
             ),
         }
     )
-    _serve()
+    _serve(ended)
 
 
 def overstaying(settings: Mapping[str, Any], ready: Ready) -> None:
@@ -111,3 +119,15 @@ def endpointed(settings: Mapping[str, Any], ready: Ready) -> None:
     """A broker by looks: makes the file its ipc endpoint names, which the run directory's end must remove."""
     Path(settings["endpoint"].removeprefix("ipc://")).touch()
     obedient(settings, ready)
+
+
+def straying(settings: Mapping[str, Any], ready: Ready) -> None:
+    """`fruitful` as an engine of a planned run: pids go to the run directory."""
+    run_dir = Path(settings["endpoint"].removeprefix("ipc://")).parent
+    fruitful({**settings, "pids": str(run_dir / "pids")}, ready)
+
+
+def dying_by_cue(settings: Mapping[str, Any], ready: Ready) -> None:
+    """`dying` as an engine of a planned run: the cue comes to the run directory."""
+    run_dir = Path(settings["endpoint"].removeprefix("ipc://")).parent
+    dying({**settings, "cue": str(run_dir / "cue")}, ready)

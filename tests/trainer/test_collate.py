@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.outcomes import failed, ok
 
+from support.outcomes import failed, ok
 from zagent.data_proto import DataProto
 from zagent.errors import InputError
 from zagent.trainer.collate import collate

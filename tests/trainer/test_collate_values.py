@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.outcomes import failed, ok
 
+from support.outcomes import failed, ok
 from zagent.data_proto import DataProto
 from zagent.errors import InputError
 from zagent.trainer.collate import collate

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from support.outcomes import failed, ok
 
+from support.outcomes import failed, ok
 from zagent.config import Config
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost, InputError, StartupError
@@ -50,6 +50,9 @@ class FakeManager:
         if isinstance(self.given_status, Exception):
             raise self.given_status
         return self.given_status
+
+    def engine_stats(self) -> Any:
+        return {"engine-0": {"response_tokens": 7, "prompt_tokens": 4, "cached_tokens": 1}}
 
     def __enter__(self) -> FakeManager:
         return self
@@ -230,7 +233,7 @@ def test_the_end_shows_a_table(job: Job, capsys: pytest.CaptureFixture[str]) -> 
     assert job.run(FakeManager(some_fail)) == 1
     shown = capsys.readouterr()
     assert "2 (1 failed, 1 ok)" in shown.out
-    assert "engine-0  ready            2" in shown.out
+    assert "engine-0  ready            2         7     25%" in shown.out
     assert f"2 outcomes written to {job.out}" in shown.out
     assert "2/2 rows" in shown.err
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.outcomes import failed, ok
 
+from support.outcomes import failed, ok
 from zagent.errors import InputError
 from zagent.trainer.outcomes_file import OWN_KEYS, OutcomesFile, outcome_line, to_json, version_spans
 

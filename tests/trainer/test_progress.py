@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 from support.outcomes import failed, ok
-
 from zagent.trainer.progress import Progress, Tally, table
 from zagent.types import Outcome
 
@@ -105,19 +104,20 @@ def test_table() -> None:
     """Rows by status, tokens, tokens/s, cached share and each engine."""
     shown, clock, _ = progress(total=3)
     with shown:
-        shown.add(ok(prompt=[1, 2], response=[1] * 30, extra_fields={"cached_tokens": 1, "engines": {"engine-1": 30}}))
+        shown.add(ok(prompt=[1, 2], response=[1] * 30, extra_fields={"cached_tokens": 1}))
         shown.add(failed(1))
         clock.now += 10
-    text = table(shown, {"engine-1": {"state": "ready", "total": 1}, "engine-0": {"state": "dead", "total": 0}})
+    ready = {"state": "ready", "total": 1, "response_tokens": 30, "prompt_tokens": 2, "cached_tokens": 1}
+    text = table(shown, {"engine-1": ready, "engine-0": {"state": "dead", "total": 0}})
     assert text.splitlines() == [
         "rows            3 (1 failed, 1 ok, 1 not run)",
         "response tokens 30",
         "time            10.0 s",
         "tokens/s        3.0",
         "cached share    50.0% of prompt tokens",
-        "engine    state        calls    tokens",
-        "engine-0  dead             0         0",
-        "engine-1  ready            1        30",
+        "engine    state        calls    tokens  cached",
+        "engine-0  dead             0         -       -",
+        "engine-1  ready            1        30     50%",
     ]
 
 
@@ -127,4 +127,4 @@ def test_table_without_knowledge() -> None:
     text = table(shown, {"engine-0": {"state": "ready", "total": 1}})
     assert "1 (none done, 1 not run)" in text
     assert "cached share    unknown" in text
-    assert text.endswith("1         -")
+    assert text.endswith("1         -       -")

@@ -235,11 +235,11 @@ class BrokerCore:
             method = self._own.get(call.method)
             if method is None:
                 raise UnknownMethod(f"the broker has no method {call.method!r}, only {sorted(self._own)}")
-            value = method(decode_body(frames[1:]), now)
+            body = encode_body(method(decode_body(frames[1:]), now))
         except ZagentError as error:
             self.calls.fail(sender, call, error)
             return
-        self._send(sender, [encode_header(Reply(call.call, call.attempt)), *encode_body(value)])
+        self._send(sender, [encode_header(Reply(call.call, call.attempt)), *body])
 
     def _status(self, argument: Any, now: float) -> dict[str, Any]:
         return {

@@ -38,9 +38,11 @@ def deliver(core: BrokerCore, router: Router, sends: Sends, now: float) -> None:
 
 
 def feed(core: BrokerCore, router: Router, batch: list[tuple[bytes, Frames]], now: float) -> None:
-    """Hand the core a batch of messages, one by one, and send what follows from each."""
+    """Hand the core a batch of messages, then send all that follows: one wake-up of the I/O thread a receiver."""
+    sends: Sends = []
     for sender, frames in batch:
-        deliver(core, router, core.frames(sender, frames, now), now)
+        sends += core.frames(sender, frames, now)
+    deliver(core, router, sends, now)
 
 
 def serve(core: BrokerCore, router: RouterSocket, stopped: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zagent.client.link import Link
-from zagent.errors import ConnectionLost, DeadlineExceeded, MemberLost, TransientError, from_wire
+from zagent.errors import ConnectionLost, DeadlineExceeded, DecodeError, MemberLost, TransientError, from_wire
 from zagent.wire.channel import Frames
 from zagent.wire.codec import decode_body, encode_body
 from zagent.wire.messages import BROKER, Call, Cancel, EndSession, Failure, Reply
@@ -107,7 +107,9 @@ class Calls:
                 if call.attempt >= self._retry.attempts or (member and isinstance(error, MemberLost)):
                     raise
             self.retries += 1
-            await self._sleep(self._retry.wait(call.attempt))
+            wait = self._retry.wait(call.attempt)
+            left = wait if deadline is None else deadline - asyncio.get_running_loop().time()
+            await self._sleep(max(0.0, min(wait, left)))
 
     async def _attempt(self, call: Call, body: Any, deadline: float | None) -> Frames:
         """Send once and wait for the answer's body."""
@@ -160,8 +162,13 @@ class Calls:
 
     def _fail(self, failure: Failure, body: Frames) -> None:
         future = self._waiting_for(failure)
-        if future is not None:
-            future.set_exception(from_wire(decode_body(body)))
+        if future is None:
+            return
+        try:
+            error = from_wire(decode_body(body))
+        except DecodeError as unreadable:  # still the call's end
+            error = unreadable
+        future.set_exception(error)
 
     def _close(self) -> None:
         for pending in self._pending.values():

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from zagent import __version__
-from zagent.errors import ConnectionLost, DecodeError, ProtocolError, VersionMismatch, from_wire
+from zagent.errors import ConnectionLost, DecodeError, VersionMismatch, from_wire
 from zagent.wire.channel import Channel, Frames
 from zagent.wire.codec import Buffer, decode_body, decode_header, encode_body, encode_header
 from zagent.wire.messages import Failure, Goodbye, Hello, Message, Welcome
@@ -60,6 +61,7 @@ class Link:
         self._handlers: dict[type[Message], Handler] = {}
         self._closed: list[Callable[[], None]] = []
         self._open = False
+        self._welcomed: asyncio.Future[None] | None = None
 
     def on(self, kind: type[Message], handler: Handler) -> None:
         """``handler(message, body frames)`` takes every message of that kind."""
@@ -78,39 +80,44 @@ class Link:
             ConnectionLost: no welcome within ``timeout`` seconds.
             ProtocolError: the broker refused the hello; `VersionMismatch` where that is why.
         """
-        welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def welcome(message: Welcome, body: Frames) -> None:
-            self.incarnation, self.facts = message.incarnation, decode_body(body)
-            if not welcomed.done():
-                welcomed.set_result(None)
-
-        def refused(message: Failure, body: Frames) -> None:
-            error = from_wire(decode_body(body))
-            if not welcomed.done():
-                welcomed.set_exception(error)
-
+        self._welcomed = asyncio.get_running_loop().create_future()
         calls = self._handlers.pop(Failure, None)
-        self._handlers[Welcome], self._handlers[Failure] = welcome, refused
-        me = self.identity
-        hello = Hello(me.pool, me.name, me.epoch, me.credits, me.secret, __version__)
+        self._handlers[Welcome], self._handlers[Failure] = self._welcome, self._refused
         self._open = True
-        for lane in (self._data, self._control):
-            lane.open(self._receive)
-            lane.send([encode_header(hello), *encode_body(me.facts)])
         try:
+            self._say_hello()
             async with asyncio.timeout(timeout):
-                await welcomed
+                await self._welcomed
         except TimeoutError:
             self.close()
             raise ConnectionLost(f"the broker did not answer hello within {timeout:g} s") from None
-        except ProtocolError:
+        except BaseException:
             self.close()
             raise
         finally:
+            self._welcomed = None
             self._handlers.pop(Failure, None)
             if calls is not None:
                 self._handlers[Failure] = calls
+
+    def _say_hello(self) -> None:
+        me = self.identity
+        hello = Hello(me.pool, me.name, me.epoch, me.credits, me.secret, __version__)
+        for lane in (self._data, self._control):
+            lane.open(self._receive)
+            lane.send([encode_header(hello), *encode_body(me.facts)])
+
+    def _welcome(self, message: Welcome, body: Frames) -> None:
+        self.incarnation, self.facts = message.incarnation, decode_body(body)
+        if self._welcomed is not None and not self._welcomed.done():
+            self._welcomed.set_result(None)
+
+    def _refused(self, message: Failure, body: Frames) -> None:
+        self._fail_hello(from_wire(decode_body(body)))
+
+    def _fail_hello(self, error: Exception) -> None:
+        if self._welcomed is not None and not self._welcomed.done():
+            self._welcomed.set_exception(error)
 
     def send(self, message: Message, body: Sequence[Buffer] = (), *, control: bool = False) -> None:
         """Send one message. Raises `ConnectionLost` once closed."""
@@ -124,7 +131,10 @@ class Link:
                 if handler is None:
                     raise DecodeError(f"nobody here takes a {type(message).__name__}", frames)
                 handler(message, frames[1:])
-            except (DecodeError, VersionMismatch, IndexError):
+            except VersionMismatch as error:  # a refusal in the broker's own version cannot be read here
+                self.malformed += 1
+                self._fail_hello(error)
+            except (DecodeError, IndexError):
                 self.malformed += 1
 
     def close(self, reason: str = "it was closed here") -> None:
@@ -132,7 +142,8 @@ class Link:
         if not self._open:
             return
         self._open, self.closed = False, reason
-        self.send(Goodbye(), control=True)
+        with suppress(ConnectionLost):  # a lane that could not be opened
+            self.send(Goodbye(), control=True)
         for lane in (self._data, self._control):
             lane.close()
         for callback in self._closed:

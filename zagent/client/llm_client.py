@@ -54,7 +54,9 @@ class AsyncLLMServerManager:
         ids = int_array(prompt_ids)
         if ids is None:
             raise InvalidRequest("prompt_ids must be a one-dimensional list or array of 32-bit ints")
-        calls = self._calls if isinstance(self._calls, Calls) else await self._calls()
+        if not isinstance(request_id, str):
+            raise InvalidRequest(f"request_id must be text, got {request_id!r}")
+        calls = await self._table()
         argument = [ids, sampling_params, _media(image_data), _media(video_data)]
         value = await calls.call(ENGINE_POOL, "generate", argument, session=request_id, timeout=self._timeout)
         return unpack_output(value, as_lists=not isinstance(prompt_ids, np.ndarray))

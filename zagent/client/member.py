@@ -67,7 +67,7 @@ class Member:
             answer = encode_body(await method(decode_body(body), call))
         except asyncio.CancelledError as cancelled:
             self._answer_error(call, self._why(cancelled))
-        except Exception as error:  # whatever the method raised belongs to its caller
+        except BaseException as error:  # whatever the method raised belongs to its caller, a Rust library's panic too
             self._answer_error(call, error)
         else:
             self._send(Reply(call.call, call.attempt), answer)
@@ -95,10 +95,10 @@ class Member:
         task = self._running.get((cancel.call, cancel.attempt))
         if task is None:
             self._early[(cancel.call, cancel.attempt)] = True
-        else:
-            task.cancel()
+        else:  # later: a task cancelled before its first step would never run, and never answer
+            asyncio.get_running_loop().call_soon(task.cancel)
 
-    def _answer_error(self, call: Call, error: Exception) -> None:
+    def _answer_error(self, call: Call, error: BaseException) -> None:
         accepted = not isinstance(error, TransientError)
         self._send(Failure(call.call, call.attempt, accepted), encode_body(to_wire(error)))
 
@@ -114,6 +114,7 @@ class Member:
             await asyncio.wait(set(self._running.values()), timeout=grace)
         self._closing = reason
         running = set(self._running.values())
+        await asyncio.sleep(0)  # as in `_cancel`
         for task in running:
             task.cancel()
         if running:

@@ -17,6 +17,7 @@ from zagent.client.process import stop_requested
 from zagent.config import EngineConfig, ModelConfig
 from zagent.engine.base import ENGINE_DIED, Engine, GenerateRequest
 from zagent.errors import InvalidRequest
+from zagent.models import facts
 from zagent.types import int_array
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel, terminate
@@ -82,7 +83,11 @@ def build(settings: dict[str, Any]) -> list[Engine]:
     if config.kind == "sim":
         from zagent.engine.sim import build as build_sim
 
-        return [build_sim(sim=config.sim, name=m["name"], index=m["index"]) for m in members]
+        model_facts = facts(settings["model"]["path"])
+        vocab_size = model_facts.vocab_size if model_facts else None
+        return [
+            build_sim(sim=config.sim, name=m["name"], index=m["index"], model_vocab_size=vocab_size) for m in members
+        ]
     from zagent.engine.sglang_engine import build as build_sglang
 
     model = ModelConfig.model_validate(settings["model"])

@@ -46,8 +46,8 @@ def check_version() -> None:
         raise ConfigError(f"engine.kind=sglang needs sglang {SGLANG_VERSION}, found {found}")
 
 
-def set_environment(*, cpu: bool, engines: int) -> None:
-    """Variables that SGLang reads when it is imported; what the user has set stays. ``engines`` share the machine."""
+def set_environment(*, cpu: bool) -> None:
+    """Variables that SGLang reads when it is imported; what the user has set stays."""
     variables = {
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # up to a minute of diagnostics before a crash is admitted
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
@@ -56,18 +56,8 @@ def set_environment(*, cpu: bool, engines: int) -> None:
     if cpu:
         variables["SGLANG_PLATFORM"] = PLATFORM_NAME
         variables["TORCHDYNAMO_DISABLE"] = "1"  # compiling needs a C++ compiler, and takes longer than it saves
-        variables["OMP_NUM_THREADS"] = str(threads_per_engine(len(os.sched_getaffinity(0)), engines))
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-
-
-def threads_per_engine(cores: int, engines: int) -> int:
-    """OpenMP threads of one engine on a CPU: an equal share of the cores, of which one is left to everything else.
-
-    Threads beyond the cores spin against each other: two engines of 2 threads on 2 cores reached 18 tokens/s each at
-    16 requests, of 1 thread 105. The second thread of a single engine on 2 cores was worth 8 %.
-    """
-    return max(1, (cores - 1) // engines)
 
 
 def server_arguments(

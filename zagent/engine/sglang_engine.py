@@ -62,7 +62,7 @@ def build(
     setup.check_version()
     cpu = cpu_platform.is_active()
     # `auto` is at most 2 on a CPU, the only place where the number matters here.
-    setup.set_environment(cpu=cpu, engines=2 if engine.count == "auto" else engine.count)
+    setup.set_environment(cpu=cpu)
     arguments = setup.server_arguments(
         model, engine, model_path=resolve(model.path), cpu=cpu, seed=seed + index, nccl_port=nccl_port, port=port
     )

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from zagent.errors import ConfigError, UnknownAgent
 
@@ -41,7 +43,9 @@ def register_file(path: str | os.PathLike[str]) -> None:
     try:
         entries = OmegaConf.to_container(OmegaConf.load(os.fspath(path)), resolve=True)
     except OSError as error:
-        raise ConfigError(f"rollout.agent_loop_config_path {os.fspath(path)!r}: {error.strerror}") from error
+        raise ConfigError(f"rollout.agent_loop_config_path {os.fspath(path)!r}: {error.strerror or error}") from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"rollout.agent_loop_config_path {os.fspath(path)!r} cannot be read: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"{os.fspath(path)}: must be a list of {{name, _target_, …}}")
     for number, entry in enumerate(entries):

@@ -34,6 +34,8 @@ class Manager(Protocol):
 
     def status(self) -> Mapping[str, Any]: ...
 
+    def engine_stats(self) -> Mapping[str, Mapping[str, Any]]: ...
+
 
 Launch = Callable[[Config], AbstractContextManager[Manager]]
 
@@ -136,9 +138,12 @@ def question_and_answer(outcome: Outcome, prompt: Prompt) -> str:
 
 
 def _engines(manager: Manager) -> Mapping[str, Mapping[str, Any]]:
+    """What the broker says of each engine, and what each says of itself."""
+    engines: dict[str, Mapping[str, Any]] = {}
     try:
-        engines: Mapping[str, Mapping[str, Any]] = manager.status()["pools"].get("engine", {})
+        engines = dict(manager.status()["pools"].get("engine", {}))
+        for name, stats in manager.engine_stats().items():
+            engines[name] = {**engines.get(name, {}), **stats}
     except ZagentError as error:  # the outcomes are written; a table without its last part is no reason to fail
         print(f"no status of the engines: {type(error).__name__}: {error}", file=sys.stderr)
-        return {}
     return engines

@@ -196,7 +196,8 @@ class AgentLoopManager:
         if self._closed:
             raise ConnectionLost("the manager is closed")
         if loop not in self._foreign:
-            self._foreign = {known: task for known, task in self._foreign.items() if not known.is_closed()}
+            for known in [known for known in self._foreign if known.is_closed()]:
+                close_link_of(known, self._foreign.pop(known), "its event loop has ended")
             self._foreign[loop] = loop.create_task(open_calls(self.endpoint))
         return await asyncio.shield(self._foreign[loop])
 
@@ -213,10 +214,8 @@ class AgentLoopManager:
 
     def _close_links(self, reason: str) -> None:
         self._calls.link.close(reason)
-        for loop, task in self._foreign.items():
-            if loop.is_closed() or not task.done() or task.cancelled() or task.exception():
-                continue
-            loop.call_soon_threadsafe(task.result().link.close, reason)
+        while self._foreign:
+            close_link_of(*self._foreign.popitem(), reason)
 
     def close(self) -> None:
         """End what was launched, or just leave. Rows that still run are cancelled. Safe to call twice."""
@@ -244,6 +243,17 @@ async def open_calls(endpoint: str) -> Calls:
     calls = Calls(link)
     await link.open()
     return calls
+
+
+def close_link_of(loop: asyncio.AbstractEventLoop, opening: asyncio.Task[Calls], reason: str) -> None:
+    """Close the link that ``opening`` opened on ``loop``: there, or here if that loop has ended."""
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return  # an opening that does not end well closes its link itself
+    link = opening.result().link
+    if loop.is_closed():
+        link.close(reason)
+    else:
+        loop.call_soon_threadsafe(link.close, reason)
 
 
 def check_failures(outcomes: list[Outcome], max_failed_fraction: float) -> None:

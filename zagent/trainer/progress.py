@@ -26,7 +26,6 @@ class Tally:
 
     ``tokens`` are sampled ones (mask 1). ``prompt_tokens`` and ``cached_tokens`` sum over engine calls, from rows
     whose `extra_fields` say `cached_tokens` (and, with several calls, `prompt_tokens`; else the prompt's length).
-    ``engine_tokens`` come from `extra_fields["engines"]`, engine name -> sampled tokens.
     """
 
     total: int
@@ -34,7 +33,6 @@ class Tally:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    engine_tokens: Counter[str] = field(default_factory=Counter)
 
     @property
     def done(self) -> int:
@@ -60,7 +58,6 @@ class Tally:
         if extra.get("cached_tokens") is not None:
             self.cached_tokens += int(extra["cached_tokens"])
             self.prompt_tokens += int(extra.get("prompt_tokens") or len(output.prompt_ids))
-        self.engine_tokens.update(extra.get("engines") or {})
 
 
 class Progress:
@@ -135,7 +132,8 @@ class Progress:
 
 
 def table(progress: Progress, engines: Mapping[str, Mapping[str, Any]]) -> str:
-    """The closing table. ``engines`` is `manager.status()["pools"]["engine"]`: name -> {state, total, …}."""
+    """The closing table. ``engines``: name -> what `status()` says of it (state, total), and `engine_stats()` where it
+    still answers (response_tokens, prompt_tokens, cached_tokens)."""
     tally = progress.tally
     share = tally.cached_share
     counts = ", ".join(f"{count} {status}" for status, count in sorted(tally.statuses.items()))
@@ -148,16 +146,19 @@ def table(progress: Progress, engines: Mapping[str, Mapping[str, Any]]) -> str:
         ("cached share", "unknown" if share is None else f"{share:.1%} of prompt tokens"),
     ]
     lines = [f"{name:<16}{value}" for name, value in facts]
-    return "\n".join([*lines, *_engine_lines(tally, engines)])
+    return "\n".join([*lines, *_engine_lines(engines)])
 
 
-def _engine_lines(tally: Tally, engines: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _engine_lines(engines: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not engines:
         return []
     width = max(len("engine"), *(len(name) for name in engines)) + 2
-    head = f"{'engine':<{width}}{'state':<10}{'calls':>8}{'tokens':>10}"
-    rows = []
-    for name, engine in sorted(engines.items()):
-        tokens = tally.engine_tokens.get(name, 0) if tally.engine_tokens else "-"
-        rows.append(f"{name:<{width}}{engine.get('state', '?'):<10}{engine.get('total', '?'):>8}{tokens:>10}")
-    return [head, *rows]
+    head = f"{'engine':<{width}}{'state':<10}{'calls':>8}{'tokens':>10}{'cached':>8}"
+    return [head, *(f"{name:<{width}}{_engine_line(engine)}" for name, engine in sorted(engines.items()))]
+
+
+def _engine_line(engine: Mapping[str, Any]) -> str:
+    prompt = engine.get("prompt_tokens")
+    cached = f"{engine['cached_tokens'] / prompt:.0%}" if prompt else "-"
+    state, calls = engine.get("state", "?"), engine.get("total", "?")
+    return f"{state:<10}{calls:>8}{engine.get('response_tokens', '-'):>10}{cached:>8}"

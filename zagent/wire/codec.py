@@ -36,8 +36,13 @@ _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
 
 
 def encode_header(message: Message) -> bytes:
-    """The header frame of ``message``."""
-    packed: bytes = _packer.pack((WIRE_VERSION, _NUMBERS[type(message)], *message))
+    """The header frame of ``message``. Raises `EncodeError` where the receiver could not read it."""
+    try:
+        packed: bytes = _packer.pack((WIRE_VERSION, _NUMBERS[type(message)], *message))
+    except (TypeError, ValueError, OverflowError) as error:  # a lone surrogate is a ValueError
+        raise EncodeError(f"{type(message).__name__} cannot cross the wire: {error}") from error
+    if len(packed) > MAX_HEADER:
+        raise EncodeError(f"{type(message).__name__} with a header of {len(packed)} bytes, {MAX_HEADER} at most")
     return packed
 
 
@@ -93,6 +98,8 @@ def _array_hook(frames: list[Buffer]) -> Callable[[Any], Any]:
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in _DTYPE_KINDS:
                 raise EncodeError(f"an array of dtype {value.dtype} cannot cross the wire")
+            if len(frames) > MAX_ARRAYS:
+                raise EncodeError(f"more than {MAX_ARRAYS} arrays in one message")
             frames.append(value.tobytes())  # C order; a copy, so that the caller may go on changing its array
             return msgpack.ExtType(_ARRAY, msgpack.packb((len(frames) - 1, value.dtype.str, value.shape)))
         if isinstance(value, np.generic):
@@ -130,6 +137,8 @@ def decode_body(frames: Sequence[Buffer]) -> Any:
 def _array(frames: Sequence[Buffer], number: Any, dtype: Any, shape: Any) -> np.ndarray:
     if type(number) is not int or not 1 <= number < len(frames):
         raise DecodeError(f"array frame {number!r} of {len(frames)}", frames)
+    if type(dtype) is not str or type(shape) is not tuple or (shape and min(shape) < 0):
+        raise DecodeError(f"array of dtype {dtype!r} and shape {shape!r}", frames)
     kind = np.dtype(dtype)
     if kind.kind not in _DTYPE_KINDS:
         raise DecodeError(f"array of dtype {kind}", frames)

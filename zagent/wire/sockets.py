@@ -130,9 +130,9 @@ class DealerChannel:
     def send(self, frames: Frames) -> None:
         if self._socket is None:
             raise ConnectionLost("the link to the broker is closed")
-        if self._backlog or not self._try_send(frames):
-            self._backlog.append([bytes(frame) for frame in frames])
-        # Sending may swallow the edge that announces arrivals, so look once more before the loop sleeps.
+        self._backlog.append([bytes(frame) for frame in frames])
+        # All sends of one turn of the loop go out together: one wake-up of the I/O thread, fuller segments. Sending may
+        # also swallow the edge that announces arrivals, so the same callback looks for those before the loop sleeps.
         if not self._drain_due and not self._loop.is_closed():
             self._drain_due = True
             self._loop.call_soon(self._drain)

@@ -45,7 +45,9 @@ class AgentLoopWorker:
             status = "partial" if llm.last_stop_reason == "abort" else "ok"
             outcome = {"status": status, "output": pack_output(output), "error": None, "attempt": attempt}
             encode_body(outcome["output"])  # a value of the loop's that cannot travel fails this row, by name
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # sys.exit() in a loop must not end the worker
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # sys.exit() in a loop, or a Rust library's panic, must not end the worker
             logger.warning("row %s (uid %s): %s: %s", row["index"], row["uid"], type(error).__name__, error)
             outcome = {"status": "failed", "output": None, "error": to_wire(error), "attempt": attempt}
         finally:

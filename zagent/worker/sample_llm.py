@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ class SampleServerManager(AsyncLLMServerManager):
 
     def __init__(self, calls: Calls, seed_key: Sequence[Any]) -> None:
         super().__init__(calls)
-        self._seed = partial(seed_for, *seed_key)
+        self._seed: Callable[[int], int] = partial(seed_for, *seed_key)
         self._turn = 0
         self._sessions: set[str] = set()
         #: Over all calls: prompt tokens sent, those found in the prefix cache, weight versions seen.

@@ -18,12 +18,16 @@ from zagent.engine.sim.tokens import token_source
 from zagent.errors import ConfigError, EngineError, InvalidRequest
 from zagent.types import TokenOutput
 
+#: Vocabulary where neither `engine.sim.vocab_size` nor a model says otherwise (Llama 2's).
+DEFAULT_VOCAB_SIZE = 32_000
 
-def build(*, sim: SimConfig, name: str, index: int) -> SimEngine:
+
+def build(*, sim: SimConfig, name: str, index: int, model_vocab_size: int | None = None) -> SimEngine:
     """The simulated engine number ``index``, called ``name`` in errors. Raises `ConfigError`."""
-    if sim.eos_token_id >= sim.vocab_size:
-        raise ConfigError(f"engine.sim.eos_token_id={sim.eos_token_id} is outside the vocabulary of {sim.vocab_size}")
-    return SimEngine(sim, name, FaultScript(parse_faults(sim.faults, sim.vocab_size), index))
+    vocab_size = sim.vocab_size or model_vocab_size or DEFAULT_VOCAB_SIZE
+    if sim.eos_token_id >= vocab_size:
+        raise ConfigError(f"engine.sim.eos_token_id={sim.eos_token_id} is outside the vocabulary of {vocab_size}")
+    return SimEngine(sim, vocab_size, name, FaultScript(parse_faults(sim.faults, vocab_size), index))
 
 
 class SimEngine:
@@ -31,12 +35,12 @@ class SimEngine:
 
     died: asyncio.Future[str]
 
-    def __init__(self, sim: SimConfig, name: str, faults: FaultScript) -> None:
-        self.info = EngineInfo(vocab_size=sim.vocab_size, context_length=sim.context_length)
+    def __init__(self, sim: SimConfig, vocab_size: int, name: str, faults: FaultScript) -> None:
+        self.info = EngineInfo(vocab_size=vocab_size, context_length=sim.context_length)
         self._name = name
         self._sim = sim
         self._faults = faults
-        source = token_source(sim.vocab_size, sim.eos_token_id, sim.seed)
+        source = token_source(vocab_size, sim.eos_token_id, sim.seed)
         self._sampler = Sampler(source, sim.eos_token_id, sim.eos_probability)
         self._hasher = PrefixHasher()
         self._cache = PrefixCache(sim.kv_capacity_tokens)

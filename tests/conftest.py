@@ -1,0 +1,94 @@
+"""The suite is strict: every test says what it expects, and leaves no process, thread, socket or task behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from asyncio import runners
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+#: Seconds that what a test has just ended may take to be gone (a thread between its last line and its end).
+PATIENCE_S = 2.0
+#: Threads that libraries start once per process and keep, and the one that renders chat templates.
+KEPT_THREADS = ("tokenizer", "pydev", "tqdm", "asyncio_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test without a docstring."""
+    silent = [item.nodeid for item in items if not (getattr(item, "obj", None) and item.obj.__doc__)]
+    if silent:
+        raise pytest.UsageError(f"tests without a docstring that says what is expected: {silent}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test that leaves a child process, a thread, a socket or an unfinished task."""
+    tasks: list[str] = []
+    cancel_all = runners._cancel_all_tasks
+
+    def report(loop: asyncio.AbstractEventLoop) -> None:
+        if sys.exc_info()[0] is None:  # else the test's coroutine itself was left by an error, which tells more
+            tasks.extend(repr(task) for task in asyncio.all_tasks(loop))
+        cancel_all(loop)
+
+    monkeypatch.setattr(runners, "_cancel_all_tasks", report)
+    before = _holdings()
+    yield
+    assert not tasks, f"unfinished tasks: {tasks}"
+    left = _left(before)
+    if left:  # an unreachable object may still hold a socket
+        gc.collect()
+    deadline = time.monotonic() + PATIENCE_S
+    while left and time.monotonic() < deadline:
+        time.sleep(0.01)
+        left = _left(before)
+    assert not left, f"left behind: {left}"
+
+
+def _left(before: set[Any]) -> set[Any]:
+    return _holdings() - before
+
+
+def _holdings() -> set[Any]:
+    threads = {t.name for t in threading.enumerate() if not t.name.startswith(KEPT_THREADS)}
+    processes = {f"process {child.pid}" for child in multiprocessing.active_children()}
+    return threads | processes | _children() | _sockets()
+
+
+def _children() -> set[str]:
+    """Child processes that are alive or not waited for."""
+    path = f"/proc/self/task/{os.getpid()}/children"
+    try:
+        with open(path) as file:
+            return {f"child {pid}" for pid in file.read().split() if not _is_tracker(pid)}
+    except OSError:
+        return set()
+
+
+def _is_tracker(pid: str) -> bool:
+    """multiprocessing's resource tracker: one per process, kept on purpose."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"resource_tracker" in file.read()
+    except OSError:
+        return True  # gone meanwhile
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found

@@ -1,0 +1,241 @@
+"""The launcher as a trainer starts it: heard, ended, and gone when the trainer is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import rundir
+from launcher.record import Record
+from support import fake_launch
+from support.processes import eventually, running, with_run_id
+from zagent.config import Config
+from zagent.errors import ConfigError, ConnectionLost, MemberLost, StartupError
+from zagent.trainer.embed import Launched, start_launcher
+
+Start = Callable[..., Launched]
+
+TRAINER = """
+import json, os, sys, time
+from launcher import rundir
+from launcher.record import Record
+from zagent.config import Config
+from zagent.trainer.embed import start_launcher
+if __name__ == "__main__":
+    launched = start_launcher(Config.from_dict(json.loads(sys.argv[1])), sys.argv[2:])
+    print(json.dumps([launched.run_id, str(launched.run_dir), launched.pid]), flush=True)
+    {then}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Simulated engines, a directory that passes for a model, logs beside it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 4096}))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(fake_launch.__file__).parents[1])]))
+    return Config.from_dict(
+        {
+            "model": {"path": str(model)},
+            "engine": {"kind": "sim"},
+            "logs": {"dir": str(tmp_path / "logs")},
+            "launcher": {"start_timeout_s": 30, "stop_timeout_s": 1},
+        }
+    )
+
+
+def command(broker: str = "endpointed", engine: str = "-", worker: str = "-") -> list[str]:
+    return [sys.executable, fake_launch.__file__, broker, engine, worker, "--embedded"]
+
+
+@pytest.fixture
+def start(config: Config) -> Iterator[Start]:
+    """Launches with these rooms; whatever the test does, it is ended."""
+    made: list[Launched] = []
+
+    def launch(*rooms: str, **overrides: Any) -> Launched:
+        made.append(start_launcher(config.model_copy(update=overrides), command(*rooms)))
+        return made[-1]
+
+    yield launch
+    for launched in made:
+        launched.close()
+
+
+def test_a_trainer_learns_where_the_cluster_is(start: Start, config: Config) -> None:
+    """Endpoint in the run directory, logs where the configuration says, one file per child."""
+    launched = start()
+    assert launched.endpoint == f"ipc://{launched.run_dir}/b"
+    assert launched.alive
+    assert launched.exit_reason() is None
+    assert launched.log_dir == Path(config.logs.dir or "") / launched.run_id
+    names = {path.name for path in launched.log_dir.glob("*.log")}
+    assert names == {"launcher.log", "broker.log", "engine-0.log", "engine-1.log", "worker-0.log", "worker-1.log"}
+
+
+def test_every_process_carries_the_run_id_and_none_is_left_after_close(start: Start) -> None:
+    """Launcher, broker, two engines, two workers, helpers: all found by the run id, none after close."""
+    launched = start()
+    assert launched.pid in with_run_id(launched.run_id)
+    assert len(with_run_id(launched.run_id)) >= 6
+    launched.close()
+    assert with_run_id(launched.run_id) == []
+    assert not launched.run_dir.exists()
+    assert launched.log_dir.is_dir()
+    assert not launched.alive
+    assert launched.exit_reason() is None
+    launched.close()
+
+
+def test_two_clusters_at_once(start: Start) -> None:
+    """Neither disturbs the other."""
+    first, second = start(), start()
+    assert first.endpoint != second.endpoint
+    first.close()
+    assert second.alive
+    assert len(with_run_id(second.run_id)) >= 6
+
+
+def test_the_next_launcher_sweeps_what_a_dead_one_left(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run directory whose launcher is gone is removed at the next start."""
+    with tempfile.TemporaryDirectory(prefix="zt-", dir="/tmp") as place:
+        monkeypatch.setenv("TMPDIR", place)
+        left = Path(place) / f"{rundir.PREFIX}left"
+        left.mkdir()
+        mine = Record.own("20200101-000000-00c0ffee")
+        replace(mine, start_time=mine.start_time - 1).save(left)
+        start().close()
+        assert not left.exists()
+
+
+def test_strays_are_gone_after_close(start: Start) -> None:
+    """What engines started goes with them, wherever it fled."""
+    launched = start("endpointed", "straying")
+    pids = [int(pid) for pid in (launched.run_dir / "pids").read_text().split()]
+    assert len(pids) == 6
+    launched.close()
+    assert [pid for pid in pids if running(pid)] == []
+
+
+def test_a_failed_start_is_the_launchers_own_error(start: Start, config: Config) -> None:
+    """Typed, with the child's name and last lines; nothing is left."""
+    with pytest.raises(StartupError, match=r"worker-\d did not become ready(?s:.*)made of cheese"):
+        start("endpointed", "-", "crashing")
+    assert [pid for run in os.listdir(config.logs.dir) for pid in with_run_id(run)] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("rollout", {"prompt_length": 200_000}, "beyond the context of 131072"),
+        ("model", {"path": "/no/such/model"}, "/no/such/model"),
+    ],
+)
+def test_configuration_errors_come_back_typed(
+    start: Start, config: Config, section: str, change: dict[str, Any], message: str
+) -> None:
+    """ConfigError, as if it had been found in the trainer; no child has been started."""
+    with pytest.raises(ConfigError, match=message):
+        start(**{section: getattr(config, section).model_copy(update=change)})
+    assert not Path(config.logs.dir or "").exists()
+
+
+def test_a_launcher_that_dies_without_a_word_does_not_hang_the_trainer(config: Config) -> None:
+    """The error has its exit code and what it wrote."""
+    dying = [sys.executable, "-c", "import sys; print('out of luck', file=sys.stderr); sys.exit(5)"]
+    with pytest.raises(StartupError, match=r"exited with code 5 without a word(?s:.*)out of luck"):
+        start_launcher(config, dying)
+
+
+def test_death_of_the_last_engine_is_the_exit_reason(start: Start) -> None:
+    """The trainer can ask why its cluster went away."""
+    launched = start("endpointed", "dying_by_cue")
+    (launched.run_dir / "cue").touch()
+    eventually(lambda: not launched.alive)
+    reason = launched.exit_reason()
+    assert isinstance(reason, MemberLost)
+    assert "exited with code 3" in str(reason)
+    assert launched.exit_reason() is reason
+    assert with_run_id(launched.run_id) == []
+
+
+def test_kill_of_the_launcher_takes_everything_along(start: Start) -> None:
+    """Children die with it, strays and the run directory are cleaned up within five seconds."""
+    launched = start("endpointed", "straying")
+    pids = [int(pid) for pid in (launched.run_dir / "pids").read_text().split()]
+    os.kill(launched.pid, signal.SIGKILL)
+    eventually(lambda: not with_run_id(launched.run_id), within_s=5.0)
+    eventually(lambda: not launched.run_dir.exists(), within_s=5.0)
+    eventually(lambda: not [pid for pid in pids if running(pid)], within_s=1.0)
+    eventually(lambda: not launched.alive)
+    assert isinstance(launched.exit_reason(), ConnectionLost)
+    assert "killed by SIGKILL" in str(launched.exit_reason())
+
+
+def trainer(tmp_path: Path, config: Config, then: str, *rooms: str) -> tuple[subprocess.Popen[str], str, Path, int]:
+    """A trainer process whose cluster serves: process, run id, run directory, launcher's pid."""
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER.format(then=then))
+    arguments = [sys.executable, str(script), json.dumps(config.to_dict()), *command(*rooms)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    run_id, run_dir, launcher = json.loads(process.stdout.readline())
+    return process, run_id, Path(run_dir), launcher
+
+
+def nothing_left(run_id: str, run_dir: Path, within_s: float = 5.0) -> None:
+    eventually(lambda: not with_run_id(run_id), within_s)
+    eventually(lambda: not run_dir.exists(), within_s)
+    assert list(Path("/dev/shm").glob(f"zagent-{run_id}*")) == []
+
+
+def test_kill_of_the_trainer_takes_everything_along(tmp_path: Path, config: Config) -> None:
+    """Five seconds after kill -9 nothing is left, even with engines deaf to SIGTERM."""
+    process, run_id, run_dir, launcher = trainer(tmp_path, config, "time.sleep(600)", "endpointed", "deaf")
+    with process:
+        assert len(with_run_id(run_id)) >= 6
+        process.kill()
+        nothing_left(run_id, run_dir)
+    eventually(lambda: not running(launcher), within_s=1.0)  # an exiting process loses its environment first
+
+
+def test_kill_of_a_trainer_with_a_forked_data_loader(tmp_path: Path, config: Config) -> None:
+    """A fork that lives on, with the trainer's pipes, does not keep the cluster."""
+    then = "pid = os.fork(); print(pid, flush=True) if pid else None; time.sleep(600)"
+    process, run_id, run_dir, _ = trainer(tmp_path, config, then)
+    with process:
+        assert process.stdout is not None
+        fork = int(process.stdout.readline())
+        try:
+            process.kill()
+            nothing_left(run_id, run_dir)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_an_exception_in_the_trainer_leaves_nothing(tmp_path: Path, config: Config) -> None:
+    """The cluster is ended when the interpreter leaves."""
+    process, run_id, run_dir, _ = trainer(tmp_path, config, "raise SystemExit(3)")
+    with process:
+        assert process.wait(20) == 3
+        nothing_left(run_id, run_dir, within_s=0.0)
+
+
+def test_a_fork_that_leaves_does_not_end_the_cluster(tmp_path: Path, config: Config) -> None:
+    """atexit runs in forked children as well; the cluster belongs to the trainer."""
+    then = "pid = os.fork(); sys.exit() if not pid else os.waitpid(pid, 0); print(launched.alive)"
+    process, _, _, _ = trainer(tmp_path, config, then)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "True"

@@ -1,0 +1,238 @@
+"""The supervisor with real, tiny children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cluster import Cluster, Context
+from launcher.plan import ChildSpec, Plan
+from launcher.ports import EnginePorts
+from support.processes import PATIENCE_S, eventually, running, spec
+from zagent.config import LauncherConfig
+from zagent.errors import ConnectionLost, MemberLost, StartupError
+
+
+class Link:
+    """A broker's line that remembers."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str, int, str]] = []
+        self.closed = False
+        self.broken = False
+
+    def __call__(self, endpoint: str, secret: str) -> Link:
+        self.opened.append((endpoint, secret))
+        return self
+
+    async def exited(self, pool: str, name: str, epoch: int, reason: str) -> None:
+        self.told.append((pool, name, epoch, reason))
+        if self.broken:
+            raise OSError("line dead")
+
+    async def close(self) -> None:
+        self.closed = True
+        if self.broken:
+            raise OSError("line dead")
+
+
+def supervise(
+    tmp_path: Path,
+    engines: list[ChildSpec],
+    workers: list[ChildSpec],
+    *,
+    broker: ChildSpec | None = None,
+    then: Callable[[Cluster], Any] = Cluster.stop,
+    **context: Any,
+) -> str:
+    """Run a cluster, call ``then`` once it serves; the endpoint."""
+    plan = Plan(broker or spec("broker", "obedient", endpoint="ipc://b"), tuple(engines), tuple(workers))
+    limits = LauncherConfig(start_timeout_s=context.pop("start_timeout_s", PATIENCE_S), stop_timeout_s=1.0)
+    served: list[str] = []
+
+    async def main() -> None:
+        cluster = Cluster(plan, Context("test-run", "s3cret", tmp_path, limits, **context))
+
+        def on_ready(endpoint: str) -> None:
+            served.append(endpoint)
+            then(cluster)
+
+        await asyncio.wait_for(cluster.run(on_ready), 2 * PATIENCE_S)
+
+    asyncio.run(main())
+    return served[0]
+
+
+def one(room: str, entry: str = "obedient", **settings: Any) -> list[ChildSpec]:
+    return [spec(room, entry, **settings)]
+
+
+def test_cluster_serves_at_the_brokers_endpoint_and_ends(tmp_path: Path) -> None:
+    """The endpoint that the broker reported is the cluster's, and members were given it."""
+    assert supervise(tmp_path, one("engine"), one("worker")) == "ipc://b"
+
+
+def test_rooms_stop_in_order(tmp_path: Path) -> None:
+    """Workers first, then engines, the broker last."""
+    stops = str(tmp_path / "stops")
+    broker = spec("broker", "obedient", name="broker", stops=stops)
+    supervise(tmp_path, one("engine", stops=stops), one("worker", stops=stops), broker=broker)
+    assert (tmp_path / "stops").read_text().split() == ["worker-0", "engine-0", "broker"]
+
+
+def test_ports_are_released_right_before_their_engine_starts(tmp_path: Path) -> None:
+    """Each engine's ports, no others."""
+    from dataclasses import replace
+
+    released: list[EnginePorts] = []
+    ports = EnginePorts(20_000, 20_001)
+    engine = replace(spec("engine", "obedient"), ports=ports)
+    supervise(tmp_path, [engine], one("worker"), release=released.append)
+    assert released == [ports]
+
+
+def test_failed_start_ends_what_was_started(tmp_path: Path) -> None:
+    """A worker that cannot start fails the run with its reason, and the others are taken down."""
+    pids = tmp_path / "pids"
+    with pytest.raises(StartupError, match=r"worker-0 did not become ready.*made of cheese"):
+        supervise(tmp_path, one("engine", "fruitful", pids=str(pids)), one("worker", "crashing"))
+    started = pids.read_text().split() if pids.exists() else []
+    assert [pid for pid in map(int, started) if running(pid)] == []
+
+
+def test_a_child_that_hangs_at_start_is_named(tmp_path: Path) -> None:
+    """The deadline's error names the child and shows how far it came."""
+    with pytest.raises(StartupError, match=r"engine-0 did not become ready: it said nothing within 1 s(?s:.*)for ever"):
+        supervise(tmp_path, one("engine", "hanging"), one("worker"), start_timeout_s=1.0)
+
+
+def test_disagreeing_tokenizers_fail_the_start(tmp_path: Path) -> None:
+    """Found before the first request."""
+    with pytest.raises(StartupError, match="engine-0 and worker-0 tokenize differently"):
+        supervise(tmp_path, one("engine", probe="a"), one("worker", probe="b"))
+
+
+def test_the_broker_is_told_of_a_dead_member(tmp_path: Path) -> None:
+    """One of two engines dies: its member is reported with pool, name, epoch and reason; the run goes on."""
+    link, cue = Link(), tmp_path / "cue"
+    engines = [spec("engine", "dying", name="engine-0", cue=str(cue)), spec("engine", "obedient", name="engine-1")]
+
+    def then(cluster: Cluster) -> None:
+        cue.touch()
+        asyncio.get_running_loop().create_task(_stop_when(lambda: bool(link.told), cluster))
+
+    supervise(tmp_path, engines, one("worker"), then=then, link=link)
+    assert link.told == [("engine", "engine-0", 1, "it exited with code 3")]
+    assert link.opened == [("ipc://b", "s3cret")]
+    assert link.closed
+
+
+async def _stop_when(holds: Callable[[], bool], cluster: Cluster) -> None:
+    await asyncio.to_thread(eventually, holds)
+    cluster.stop()
+
+
+def test_death_of_the_last_engine_ends_the_run(tmp_path: Path) -> None:
+    """The error names the engine, its exit code and its last lines; the broker was told."""
+    link, cue = Link(), tmp_path / "cue"
+    with pytest.raises(MemberLost, match=r"engine-0 .*no engine is left: it exited with code 3(?s:.*)a cough"):
+        supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=lambda _: cue.touch(), link=link)
+    assert [told[1] for told in link.told] == ["engine-0"]
+
+
+def test_death_of_the_broker_ends_the_run(tmp_path: Path) -> None:
+    """The error names the broker and its last lines."""
+    cue = tmp_path / "cue"
+    broker = spec("broker", "dying", name="broker", endpoint="ipc://b", cue=str(cue))
+    with pytest.raises(ConnectionLost, match=r"the broker .*exited with code 3(?s:.*)a cough"):
+        supervise(tmp_path, one("engine"), one("worker"), broker=broker, then=lambda _: cue.touch())
+
+
+def test_a_dead_line_to_the_broker_does_not_stop_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and everything is still taken down."""
+    link, cue = Link(), tmp_path / "cue"
+    link.broken = True
+    with pytest.raises(MemberLost):
+        supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=lambda _: cue.touch(), link=link)
+    assert "the broker was not told that engine-0 is gone" in caplog.text
+    assert "the line to the broker did not close" in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_run_in_order(tmp_path: Path, number: int) -> None:
+    """Ctrl-C and kill are requests to stop, not errors."""
+    stops = tmp_path / "stops"
+    supervise(tmp_path, one("engine", stops=str(stops)), one("worker"), then=lambda _: os.kill(os.getpid(), number))
+    assert stops.read_text() == "engine-0\n"
+
+
+def test_a_room_deaf_to_sigterm_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After stop_timeout_s."""
+    supervise(tmp_path, one("engine", "deaf"), one("worker"))
+    assert "engine-0 did not end on SIGTERM, killing it" in caplog.text
+
+
+def test_stopping_twice_kills_at_once(tmp_path: Path) -> None:
+    """The impatient do not wait for stop_timeout_s: a minute here, beyond the test's own patience."""
+
+    async def main() -> None:
+        plan = Plan(spec("broker", "deaf"), (spec("engine", "deaf"),), (spec("worker", "deaf"),))
+        limits = LauncherConfig(start_timeout_s=PATIENCE_S, stop_timeout_s=60.0)
+        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits))
+
+        def on_ready(_endpoint: str) -> None:
+            cluster.stop()
+            cluster.stop()
+
+        await asyncio.wait_for(cluster.run(on_ready), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
+    """Ctrl-C while an engine loads: no error, nothing left."""
+
+    async def main() -> None:
+        plan = Plan(spec("broker", "obedient"), (spec("engine", "hanging"),), ())
+        limits = LauncherConfig(start_timeout_s=60.0, stop_timeout_s=1.0)
+        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits))
+        log = tmp_path / "engine-0.log"
+        asyncio.get_running_loop().create_task(_stop_when(lambda: log.exists() and bool(log.read_text()), cluster))
+        await asyncio.wait_for(cluster.run(lambda _: pytest.fail("it cannot be ready")), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_the_trainers_death_ends_the_run(tmp_path: Path) -> None:
+    """Seen by its pidfd; a room deaf to SIGTERM gets a second, not the minute that is configured."""
+    trainer = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    handle = os.pidfd_open(trainer.pid)
+
+    async def main() -> None:
+        plan = Plan(spec("broker", "obedient"), (spec("engine", "deaf"),), (spec("worker", "obedient"),))
+        limits = LauncherConfig(start_timeout_s=PATIENCE_S, stop_timeout_s=60.0)
+        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, trainer=handle))
+        await asyncio.wait_for(cluster.run(lambda _: trainer.kill()), PATIENCE_S)
+
+    try:
+        asyncio.run(main())
+    finally:
+        os.close(handle)
+        trainer.kill()
+        trainer.wait()
+
+
+def test_nothing_of_a_cluster_is_left(tmp_path: Path) -> None:
+    """Children's children and their strays are gone when run returns."""
+    pids = tmp_path / "pids"
+    supervise(tmp_path, one("engine", "fruitful", pids=str(pids)), one("worker"))
+    assert [pid for pid in map(int, eventually(pids.read_text).split()) if running(pid)] == []
