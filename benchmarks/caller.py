@@ -99,7 +99,9 @@ async def generate_all(manager: AsyncLLMServerManager, round_: Round, given: lis
 
 def wrong_replies(round_: Round, given: list[Any], replies: list[Any]) -> int:
     """Replies of the wrong form, or with an id or log-probability other than the answering side's own rule says."""
-    rule = simulated(round_.case) if round_.way == "zagent" else partial(bare_sockets.answer, count=round_.case.response)
+    rule = (
+        simulated(round_.case) if round_.way == "zagent" else partial(bare_sockets.answer, count=round_.case.response)
+    )
     kind = list if round_.case.as_lists else np.ndarray
     return sum(not _right(rule, kind, prompt, reply) for prompt, reply in zip(given, replies, strict=True))
 

@@ -11,6 +11,8 @@ from zagent.wire.codec import encode_body, encode_header
 from zagent.wire.messages import Call
 
 VOCABULARY = 32_000
+#: Prompt ids lie below: the last ones, and the end token, take the simulated engine a detour that no socket takes.
+IDS = range(3, 30_000)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def sampling_params(case: Case) -> dict[str, Any]:
 def prompts(round_: Round) -> list[Any]:
     """Distinct prompts, one a call, in the case's form."""
     shape = (round_.calls, round_.case.prompt)
-    ids = np.random.default_rng(round_.seed).integers(0, VOCABULARY, shape, np.int32)
+    ids = np.random.default_rng(round_.seed).integers(IDS.start, IDS.stop, shape, np.int32)
     return ids.tolist() if round_.case.as_lists else list(ids)
 
 

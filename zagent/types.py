@@ -6,6 +6,7 @@ here takes both, and arrays stay arrays (the hot path never builds lists).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -118,16 +119,24 @@ def _is_float_vector(values: Any) -> bool:
 
 def int_array(ids: Ids) -> np.ndarray | None:
     """``ids`` as a one-dimensional int32 array, or None where they are no such thing (bools and floats are not ids)."""
+    if type(ids) is list and ids and type(ids[0]) is int:
+        return _packed(ids)
     try:
-        array = np.asarray(ids)
+        found = np.asarray(ids)
     except ValueError:  # a ragged list
         return None
-    if array.dtype == np.int32 and array.ndim == 1:
-        return array
-    if array.size == 0 and array.ndim == 1:
+    if found.dtype == np.int32 and found.ndim == 1:
+        return found
+    if found.size == 0 and found.ndim == 1:
         return np.empty(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if found.ndim != 1 or found.dtype.kind not in "iu" or found.max() > 2**31 - 1 or found.min() < -(2**31):
         return None
-    if array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+    return found.astype(np.int32)
+
+
+def _packed(ids: list[int]) -> np.ndarray | None:
+    """`int_array` of the usual list; half the time of numpy's conversion, which looks at every element twice."""
+    try:
+        return np.frombuffer(array("i", ids), np.int32)
+    except (TypeError, OverflowError):
         return None
-    return array.astype(np.int32)

@@ -31,7 +31,7 @@ def counts_agree(manager: zagent.AgentLoopManager) -> bool:
 async def settled(holds: Callable[[], bool]) -> None:
     """Wait, at most 10 s, until ``holds``: what is under way between two processes needs a moment to arrive."""
     async with asyncio.timeout(10):
-        while not await asyncio.to_thread(holds):
+        while not await asyncio.to_thread(holds):  # noqa: ASYNC110 (another process's state)
             await asyncio.sleep(0.01)
 
 

@@ -263,4 +263,5 @@ class BrokerCore:
 
     def _remove_named(self, argument: Any, now: float) -> None:
         nonce = self._named(argument)
+        self.calls.stop(self.roster.members[nonce])
         self._gone(nonce, "it was removed", now)

@@ -96,9 +96,8 @@ class Calls:
         self._counter += 1
         call_id = self.link.nonce + self._counter.to_bytes(8, "big")
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        call = Call(call_id, 0, pool, method, session, -1, member, self.link.incarnation)
+        call = Call(call_id, 1, pool, method, session, -1, member, self.link.incarnation)
         while True:
-            call = call._replace(attempt=call.attempt + 1)
             if on_attempt is not None:
                 on_attempt(call.attempt)
             try:
@@ -110,6 +109,7 @@ class Calls:
             wait = self._retry.wait(call.attempt)
             left = wait if deadline is None else deadline - asyncio.get_running_loop().time()
             await self._sleep(max(0.0, min(wait, left)))
+            call = call._replace(attempt=call.attempt + 1)
 
     async def _attempt(self, call: Call, body: Any, deadline: float | None) -> Frames:
         """Send once and wait for the answer's body."""

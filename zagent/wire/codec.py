@@ -66,15 +66,21 @@ def decode_header(frame: Buffer) -> Message:
     kind = KINDS.get(values[1]) if type(values[1]) is int else None
     if kind is None:
         raise DecodeError(f"unknown kind {values[1]!r}", [frame])
-    fields = values[2 : 2 + len(_FIELD_TYPES[kind])]
-    if len(fields) < _REQUIRED[kind]:
-        raise DecodeError(f"{kind.__name__} with {len(fields)} fields", [frame])
-    for value, expected in zip(fields, _FIELD_TYPES[kind], strict=False):
-        if type(value) is not expected:
-            raise DecodeError(
-                f"{kind.__name__} with a {type(value).__name__} where {expected.__name__} belongs", [frame]
-            )
+    expected = _FIELD_TYPES[kind]
+    fields = values[2 : 2 + len(expected)]
+    types = tuple(map(type, fields))
+    if types != expected:
+        _check_fields(kind, types, frame)
     return kind(*fields)
+
+
+def _check_fields(kind: type[Message], types: tuple[type, ...], frame: Buffer) -> None:
+    """Fields may only be missing where they have defaults. Raises `DecodeError`."""
+    if len(types) < _REQUIRED[kind]:
+        raise DecodeError(f"{kind.__name__} with {len(types)} fields", [frame])
+    for found, expected in zip(types, _FIELD_TYPES[kind], strict=False):
+        if found is not expected:
+            raise DecodeError(f"{kind.__name__} with a {found.__name__} where {expected.__name__} belongs", [frame])
 
 
 def encode_body(value: Any) -> list[Buffer]:
@@ -101,7 +107,7 @@ def _array_hook(frames: list[Buffer]) -> Callable[[Any], Any]:
             if len(frames) > MAX_ARRAYS:
                 raise EncodeError(f"more than {MAX_ARRAYS} arrays in one message")
             frames.append(value.tobytes())  # C order; a copy, so that the caller may go on changing its array
-            return msgpack.ExtType(_ARRAY, msgpack.packb((len(frames) - 1, value.dtype.str, value.shape)))
+            return msgpack.ExtType(_ARRAY, _packer.pack((len(frames) - 1, value.dtype.str, value.shape)))
         if isinstance(value, np.generic):
             return value.item()
         raise EncodeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot cross the wire")
@@ -142,4 +148,5 @@ def _array(frames: Sequence[Buffer], number: Any, dtype: Any, shape: Any) -> np.
     kind = np.dtype(dtype)
     if kind.kind not in _DTYPE_KINDS:
         raise DecodeError(f"array of dtype {kind}", frames)
-    return np.frombuffer(frames[number], dtype=kind).reshape(shape)
+    values = np.frombuffer(frames[number], dtype=kind)
+    return values if values.shape == shape else values.reshape(shape)

@@ -100,6 +100,9 @@ class AgentLoopWorker:
         versions = output.extra_fields.get("rollout_versions")
         if versions is not None and len(versions) != len(output.response_ids):
             raise LoopError(f"agent loop {name!r}: rollout_versions and response_ids differ in length")
+        experts = output.routed_experts
+        if experts is not None and not (isinstance(experts, np.ndarray) and experts.ndim == 3):
+            raise LoopError(f"agent loop {name!r}: routed_experts must be an array [tokens, layers, experts per token]")
         if not isinstance(output.extra_fields.get("reward_extra_info", {}), dict):
             raise LoopError(f"agent loop {name!r}: reward_extra_info must be a dict")
         self._complete(output, llm)

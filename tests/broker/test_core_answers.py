@@ -1,0 +1,457 @@
+"""Every call ends in exactly one answer, on the lane that asked; nothing else gets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.broker_driver import SECRET, Driver, driver, served_by
+from zagent.errors import InvalidRequest, MemberLost, ProtocolError, UnknownMethod, VersionMismatch
+from zagent.wire.codec import encode_body, encode_header
+from zagent.wire.messages import (
+    BROKER,
+    Call,
+    Cancel,
+    Drain,
+    Exited,
+    Failure,
+    Goodbye,
+    Hello,
+    Reply,
+    Welcome,
+)
+
+
+def started(members: int = 2, credits: int = 8, **core: Any) -> tuple[Driver, bytes, list[bytes]]:
+    made = driver(**core)
+    nonces = [made.join(f"m{i}", credits) for i in range(members)]
+    caller = made.caller()
+    made.take()
+    return made, caller, nonces
+
+
+def counters(d: Driver) -> dict[str, int]:
+    return {key: count for key, count in d.core.counters.items() if count}
+
+
+# ---- hello ------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_is_welcomed_when_both_lanes_have_spoken() -> None:
+    """On its control lane, with the incarnation and the cluster's facts."""
+    d = driver(incarnation=7, facts={"run_id": "r"})
+    hello = Hello("", "me", 0, 0, "", "0")
+    assert d.say(b"dn", hello, {}) == []
+    (sent,) = d.say(b"cn", hello, {})
+    assert (sent.to, sent.message, sent.body) == (b"cn", Welcome(7), {"run_id": "r"})
+
+
+def test_a_member_with_the_wrong_secret_is_refused() -> None:
+    """So that nobody else can register as an engine and read prompts; the secret itself is not told."""
+    d = driver()
+    (sent, _) = d.hello(b"n", Hello("engine", "evil", 1, 8, "wrong", "0"))
+    assert isinstance(sent.error, ProtocolError)
+    assert "'evil' may not join pool 'engine': wrong join secret" in str(sent.error)
+    assert SECRET not in str(sent.error)
+    assert d.core.roster.members == {}
+    assert counters(d) == {"refused": 2}
+
+
+@pytest.mark.parametrize("credits", [0, -5])
+def test_a_member_without_credits_is_refused(credits: int) -> None:
+    """It could never be given a call."""
+    (sent, _) = driver().hello(b"n", Hello("engine", "m", 1, credits, SECRET, "0"))
+    assert f"grants {credits} credits" in str(sent.error)
+
+
+def test_a_member_of_an_unknown_pool_is_refused() -> None:
+    """The known pools are listed."""
+    (sent, _) = driver().hello(b"n", Hello("judge", "m", 1, 1, SECRET, "0"))
+    assert "no pool 'judge' here, only ['engine', 'worker']" in str(sent.error)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_hello_of_an_old_epoch_is_refused(epoch: int) -> None:
+    """Also after that member's death: only a later life may take the name."""
+    d = driver()
+    nonce = d.join("m0", epoch=2)
+    d.goodbye(nonce)
+    (sent, _) = d.hello(b"late", Hello("engine", "m0", epoch, 8, SECRET, "0"))
+    assert f"epoch {epoch} comes after epoch 2" in str(sent.error)
+
+
+def test_a_later_life_replaces_the_former_one() -> None:
+    """The former's calls are lost, and its late reply cannot touch the new count."""
+    d, caller, (old,) = started(1)
+    d.call(caller, b"1")
+    d.take()
+    d.join("m0", epoch=2)
+    lost = [s for s in d.take() if isinstance(s.message, Failure)]
+    assert [(s.message.call, type(s.error)) for s in lost] == [(b"1", MemberLost)]
+    d.call(caller, b"2")
+    d.reply(old, b"1")
+    assert d.in_flight() == {"m0": 1}
+    assert d.member("m0").epoch == 2
+
+
+@pytest.mark.parametrize("facts", [None, [], "x", 5])
+def test_a_hello_without_a_map_of_facts_is_refused(facts: Any) -> None:
+    """Refused with a reason, and nobody has joined."""
+    d = driver()
+    (sent,) = d.say(b"dn", Hello("", "x", 0, 0, "", "0"), facts)
+    assert "facts must be a map" in str(sent.error)
+
+
+def test_a_hello_without_a_body_is_refused() -> None:
+    """As any other that cannot be read."""
+    d = driver()
+    (sent,) = d.raw(b"dn", [encode_header(Hello("", "x", 0, 0, "", "0"))])
+    assert "without a body" in str(sent.error)
+
+
+def test_a_second_hello_on_one_lane_is_no_second_lane() -> None:
+    """The other lane must speak itself."""
+    d = driver()
+    hello = Hello("", "x", 0, 0, "", "0")
+    assert d.say(b"dn", hello, {}) == d.say(b"dn", hello, {}) == []
+    assert d.core.roster.callers == {}
+
+
+def test_a_hello_after_the_welcome_is_refused() -> None:
+    """And does not disturb the peer's calls."""
+    d, caller, _ = started()
+    d.call(caller, b"1")
+    (sent, _) = d.hello(caller, Hello("", "x", 0, 0, "", "0"))
+    assert isinstance(sent.error, ProtocolError)
+    assert d.in_flight() == {"m0": 1, "m1": 0}
+
+
+def test_another_wire_version_is_answered_as_such() -> None:
+    """The peer learns why it is not welcomed."""
+    d = driver()
+    (sent,) = d.raw(b"dn", [b"\x93\x63\x06\xa0"])
+    assert isinstance(sent.error, VersionMismatch)
+    assert "99" in str(sent.error)
+
+
+# ---- answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", [b"d", b"c"])
+def test_the_answer_goes_to_the_lane_that_asked(lane: bytes) -> None:
+    """Uncopied and undecoded: the frames are the member's."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1", lane=lane)
+    frames = [encode_header(Reply(b"1", 1)), b"\xc1 no msgpack"]
+    (sent,) = d.raw(b"d" + m0, frames)
+    assert (sent.to, sent.frames) == (lane + caller, frames)
+
+
+def test_a_failure_is_relayed_and_releases() -> None:
+    """The count goes down on errors too (pitfall A5)."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1")
+    (sent,) = d.fail(m0, b"1", ValueError("no"))
+    assert isinstance(sent.error, ValueError)
+    assert d.quiet()
+
+
+def test_a_second_answer_is_late() -> None:
+    """Counted and dropped; the count does not go below zero."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1")
+    d.reply(m0, b"1")
+    assert d.reply(m0, b"1") == d.fail(m0, b"1") == []
+    assert d.in_flight() == {"m0": 0, "m1": 0}
+    assert counters(d) == {"late": 2}
+
+
+def test_an_answer_from_another_member_is_dropped() -> None:
+    """Nobody can answer, or release, a call that another one has."""
+    d, caller, (_, m1) = started()
+    d.call(caller, b"1")
+    assert d.reply(m1, b"1") == []
+    assert d.in_flight() == {"m0": 1, "m1": 0}
+    assert counters(d) == {"late": 1}
+
+
+def test_an_answer_to_an_old_attempt_is_dropped() -> None:
+    """Attempt 1's reply does not pass for attempt 2's."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1", attempt=2)
+    assert d.reply(m0, b"1", attempt=1) == []
+    assert [s.message for s in d.reply(m0, b"1", attempt=2)] == [Reply(b"1", 2)]
+
+
+def test_an_answer_from_a_caller_is_dropped() -> None:
+    """Only members answer."""
+    d, caller, _ = started()
+    d.call(caller, b"1")
+    assert d.reply(caller, b"1") == []
+    assert counters(d) == {"late": 1}
+
+
+def test_a_repeated_call_runs_once() -> None:
+    """A duplicate of a running or waiting call is refused silently: the first goes on and is answered."""
+    d, caller, (m0,) = started(1, credits=1)
+    d.call(caller, b"1")
+    d.call(caller, b"2")
+    other = d.caller("other")
+    assert d.call(caller, b"1") == d.call(other, b"2") == d.call(other, b"1", member="m0") == []
+    d.reply(m0, b"1")
+    d.reply(m0, b"2")
+    answers = [(s.to, s.message.call) for s in d.take() if isinstance(s.message, Reply)]
+    assert answers == [(b"d" + caller, b"1"), (b"d" + caller, b"2")]
+    assert counters(d) == {"refused": 3}
+
+
+# ---- cancel -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_call_keeps_its_lease_until_the_member_stops() -> None:
+    """CANCEL goes to the member's control lane; its answer releases, and goes to nobody."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1")
+    (sent,) = d.cancel(caller, b"1")
+    assert (sent.to, sent.message) == (b"c" + m0, Cancel(b"1", 1))
+    assert d.in_flight() == {"m0": 1, "m1": 0}
+    assert d.fail(m0, b"1") == []
+    assert d.quiet()
+
+
+def test_cancelling_twice_tells_the_member_once() -> None:
+    """The second finds it cancelled."""
+    d, caller, _ = started()
+    d.call(caller, b"1")
+    d.cancel(caller, b"1")
+    assert d.cancel(caller, b"1") == []
+
+
+def test_a_waiting_call_is_cancelled_without_a_trace() -> None:
+    """No member hears of it, and its place is free."""
+    d, caller, (m0,) = started(1, credits=1)
+    d.call(caller, b"1")
+    d.call(caller, b"2")
+    assert d.cancel(caller, b"2") == []
+    assert d.core.calls.pending == 0
+    d.reply(m0, b"1")
+    assert d.quiet()
+
+
+def test_a_sticky_waiting_call_can_be_cancelled_too() -> None:
+    """Out of its member's own queue."""
+    d, caller, (m0,) = started(1, credits=1)
+    d.call(caller, b"1", "s")
+    d.call(caller, b"2", "s")
+    d.cancel(caller, b"2")
+    d.reply(m0, b"1")
+    assert d.quiet()
+
+
+def test_a_cancel_that_overtakes_its_call_stops_it() -> None:
+    """The lanes are not ordered among each other: the call is dropped when it comes."""
+    d, caller, _ = started()
+    d.cancel(caller, b"1")
+    assert d.call(caller, b"1") == []
+    assert d.quiet()
+    assert counters(d) == {"early_cancels": 1}
+
+
+def test_an_early_cancel_is_for_its_attempt_only() -> None:
+    """The same id with another attempt runs."""
+    d, caller, _ = started()
+    d.cancel(caller, b"1")
+    assert served_by(d.call(caller, b"1", attempt=2)) == "m0"
+
+
+def test_nobody_cancels_another_callers_call() -> None:
+    """A stranger's cancel does nothing."""
+    d, caller, (m0, _) = started()
+    other = d.caller("other")
+    d.call(caller, b"1")
+    assert d.cancel(other, b"1") == []
+    assert [s.to for s in d.reply(m0, b"1")] == [b"d" + caller]
+
+
+def test_a_directed_call_can_be_cancelled() -> None:
+    """As any other."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1", member="m0", lane=b"c")
+    (sent,) = d.cancel(caller, b"1")
+    assert (sent.to, sent.message) == (b"c" + m0, Cancel(b"1", 1))
+    assert d.fail(m0, b"1") == []
+    assert d.quiet()
+
+
+# ---- leaving ----------------------------------------------------------------------------------------------------
+
+
+def test_a_caller_that_leaves_gives_up_its_calls() -> None:
+    """Running ones are cancelled, waiting ones forgotten, and no answer is sent to nobody."""
+    d, caller, (m0,) = started(1, credits=1)
+    d.call(caller, b"1")
+    d.call(caller, b"2")
+    sent = d.goodbye(caller)
+    assert [(s.to, s.message) for s in sent] == [(b"c" + m0, Cancel(b"1", 1))]
+    assert d.fail(m0, b"1") == []
+    assert d.quiet()
+    assert d.core.roster.callers.keys() == {m0}
+
+
+def test_an_undeliverable_call_is_lost() -> None:
+    """The member is gone: its caller hears `MemberLost` (pitfall I7)."""
+    d, caller, (m0, _) = started()
+    (sent,) = d.call(caller, b"1")
+    (answer,) = d.unsendable(sent.to)
+    assert (answer.to, type(answer.error)) == (b"d" + caller, MemberLost)
+    assert served_by(d.call(caller, b"2")) == "m1"
+    assert counters(d) == {"unsendable": 1}
+
+
+def test_an_undeliverable_answer_means_the_caller_is_gone() -> None:
+    """What else it had running is cancelled."""
+    d, caller, (m0, m1) = started()
+    d.call(caller, b"1")
+    d.call(caller, b"2")
+    d.reply(m0, b"1")
+    (sent,) = d.unsendable(b"d" + caller)
+    assert (sent.to, sent.message) == (b"c" + m1, Cancel(b"2", 1))
+    d.fail(m1, b"2")
+    assert d.quiet()
+
+
+def test_a_member_that_is_also_a_caller_leaves_as_both() -> None:
+    """A worker's own engine calls are cancelled with it, and its rows are lost."""
+    d, caller, (m0, _) = started()
+    worker = d.join("w0", pool="worker")
+    d.call(caller, b"row", pool="worker")
+    d.call(worker, b"generate")
+    sent = d.goodbye(worker)
+    assert [(s.to, type(s.message)) for s in sent] == [(b"c" + m0, Cancel), (b"d" + caller, Failure)]
+
+
+def test_the_launcher_says_who_exited() -> None:
+    """The reason reaches the callers."""
+    d, caller, _ = started()
+    launcher = d.caller("launcher", secret=SECRET)
+    d.call(caller, b"1")
+    (sent,) = d.say(b"c" + launcher, Exited("engine", "m0", 1, "killed by SIGKILL"))
+    assert isinstance(sent.error, MemberLost)
+    assert "killed by SIGKILL" in str(sent.error)
+
+
+def test_nobody_else_says_who_exited() -> None:
+    """Without the join secret it is refused."""
+    d, caller, _ = started()
+    (sent,) = d.say(b"c" + caller, Exited("engine", "m0", 1, "a lie"))
+    assert isinstance(sent.error, ProtocolError)
+    assert d.member("m0").takes_calls
+
+
+def test_an_exit_of_a_former_life_changes_nothing() -> None:
+    """The epoch says which life ended."""
+    d, _, _ = started(1)
+    d.join("m0", epoch=2)
+    d.take()
+    assert d.core.exited("engine", "m0", 1, "late news", d.now) == []
+    assert d.member("m0").takes_calls
+    d.core.exited("engine", "m0", 2, "now really", d.now)
+    assert not d.member("m0").takes_calls
+
+
+def test_a_member_can_drain_itself() -> None:
+    """Nothing new for it from then on."""
+    d, caller, (m0, _) = started()
+    d.say(b"c" + m0, Drain())
+    assert [served_by(d.call(caller, b"%d" % i)) for i in range(2)] == ["m1", "m1"]
+
+
+# ---- the broker's own methods -----------------------------------------------------------------------------------
+
+
+def test_status_is_exact() -> None:
+    """States, counts and facts of every member, the gone ones included."""
+    d, caller, (m0, m1) = started(2, credits=1)
+    gone = d.join("m2", facts={"pid": 5, "version": 3}, epoch=4)
+    d.goodbye(gone)
+    for i in range(3):
+        d.call(caller, b"%d" % i, f"s{i}")
+    d.reply(m0, b"0")
+    d.raw(b"d" + m0, [b"rubbish"])
+    status = d.broker(caller, "status")
+    assert status["pending"] == 0
+    assert status["sessions"] == 3
+    assert status["callers"] == 3
+    assert status["incarnation"] == 1
+    assert status["counters"] == {"malformed": 1, "refused": 0, "late": 0, "early_cancels": 0, "unsendable": 0}
+    shared = {"waiting": 0, "epoch": 1, "version": 0, "restarts": 0, "pid": None}
+    assert status["pools"]["engine"] == {
+        "m0": {"state": "ready", "in_flight": 1, "credits": 1, "total": 2, **shared},
+        "m1": {"state": "ready", "in_flight": 1, "credits": 1, "total": 1, **shared},
+        "m2": {
+            **{"state": "dead", "in_flight": 0, "waiting": 0, "credits": 8, "total": 0},
+            **{"epoch": 4, "version": 3, "restarts": 3, "pid": None},
+        },
+    }
+
+
+def test_an_unknown_method_of_the_broker_is_named() -> None:
+    """With the known ones."""
+    d, caller, _ = started()
+    with pytest.raises(UnknownMethod, match=r"no method 'explode', only \['drain', 'remove', 'status'\]"):
+        d.broker(caller, "explode")
+
+
+@pytest.mark.parametrize("argument", [None, "m0", ["engine"], ["engine", "nobody"], ["worker", "m0"], [1, 2], [[], {}]])
+def test_draining_what_is_not_there_is_refused(argument: Any) -> None:
+    """`InvalidRequest`, and nothing changes."""
+    d, caller, _ = started()
+    for method in ("drain", "remove"):
+        with pytest.raises(InvalidRequest, match="no live member"):
+            d.broker(caller, method, argument)
+    assert d.member("m0").takes_calls
+
+
+def test_facts_that_cannot_be_told_do_not_end_the_broker() -> None:
+    """A member's strange facts fail the status call, not the process."""
+    d, caller, _ = started(1)
+    hello = encode_header(Hello("engine", "odd", 1, 1, SECRET, "0"))
+    facts = b"\x81\xa7version\xd6\xff\x00\x00\x00\x00"  # a msgpack timestamp, which decodes to no value of ours
+    d.raw(b"do", [hello, facts])
+    d.raw(b"co", [hello, facts])
+    sent = d.say(b"c" + caller, Call(b"own", 1, BROKER, "status"))
+    assert [type(s.message) for s in sent] in ([Failure], [Reply])
+
+
+# ---- malformed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[], [b""], [b"\xc1"], [b"\x90"], [b"\x92\x01\x63"], [b"\xc0"], [encode_header(Welcome(1)), *encode_body({})]],
+    ids=["no frame", "empty frame", "no msgpack", "empty list", "unknown kind", "no list", "a kind for peers"],
+)
+def test_what_is_no_message_is_counted_and_dropped(frames: list[bytes]) -> None:
+    """The broker goes on as before."""
+    d, caller, (m0, _) = started()
+    assert d.raw(b"d" + caller, frames) == []
+    assert counters(d) == {"malformed": 1}
+    assert served_by(d.call(caller, b"1")) == "m0"
+
+
+@pytest.mark.parametrize("sender", [b"", b"d", b"dstranger", b"\x00\x00"])
+def test_a_stranger_is_told_to_say_hello(sender: bytes) -> None:
+    """Its call is answered with the reason, under the call's own id."""
+    d, _, _ = started()
+    (sent,) = d.say(sender, Call(b"1", 3, "engine", "generate"))
+    assert (sent.to, sent.message) == (sender, Failure(b"1", 3, False))
+    assert "say hello first" in str(sent.error)
+
+
+def test_a_strangers_goodbye_hurts_nobody() -> None:
+    """Refused as everything else of a stranger."""
+    d, _, (m0, _) = started()
+    d.say(b"cstranger", Goodbye())
+    d.say(b"x" + m0[:-1], Goodbye())
+    assert d.member("m0").takes_calls

@@ -1,0 +1,66 @@
+"""The README's code runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.clusters import model_directory
+
+README = Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+RUN_LOOP = """
+import zagent
+if __name__ == "__main__":
+    config = zagent.Config.load(overrides=[
+        "engine.kind=sim", "engine.count=2", "rollout.imports=[my_loops]", "rollout.agent=twice",
+    ])
+    batch = zagent.DataProto(non_tensor_batch={"raw_prompt": [[{"role": "user", "content": "Hello"}]] * 3})
+    with zagent.AgentLoopManager.launch(config) as manager:
+        out = manager.generate_sequences(batch)
+        print(out.batch["response_mask"].sum(dim=1).tolist(), out.non_tensor_batch["__num_turns__"].tolist())
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a user would be, with a model that needs no download, and a home of its own."""
+    model = model_directory(tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ZAGENT_README_MODEL", model)
+    return tmp_path
+
+
+def script(directory: Path, code: str) -> str:
+    """Runs ``code`` with the tiny model in place of the default one; what it printed."""
+    replaced = code.replace("overrides=[", f'overrides=["model.path={os.environ["ZAGENT_README_MODEL"]}", ', 1)
+    (directory / "trainer.py").write_text(replaced)
+    done = subprocess.run(
+        [sys.executable, "trainer.py"], cwd=directory, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_embedding_block(directory: Path) -> None:
+    """The dozen lines of embedding code print the shape and type they promise."""
+    assert script(directory, BLOCKS[0]) == "torch.Size([8, 64]) torch.float32\n"
+
+
+def test_loop_block(directory: Path) -> None:
+    """The loop of one's own runs in the workers: two turns of sixteen sampled tokens each."""
+    (directory / "my_loops.py").write_text(BLOCKS[1])
+    assert script(directory, RUN_LOOP) == "[32, 32, 32] [3, 3, 3]\n"
+
+
+def test_files_named_exist() -> None:
+    """Every file that the README links to is there."""
+    links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("http") and not (README.parent / link).exists()] == []

@@ -1,0 +1,136 @@
+"""What a loop gets from its base class."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.tiny_tokenizer import tiny_tokenizer
+from zagent.config import RolloutConfig
+from zagent.errors import PromptTooLong
+from zagent.loops.base import AgentLoopBase, TrainerConfig, versions_array, with_budget
+from zagent.types import AgentLoopOutput, TokenOutput
+
+MESSAGES = [{"role": "user", "content": "hé"}]
+
+
+class Loop(AgentLoopBase):
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        raise NotImplementedError
+
+
+def loop(context: int | None = None, **rollout: Any) -> Loop:
+    return Loop(TrainerConfig(RolloutConfig(**rollout), context), None, tiny_tokenizer())  # type: ignore[arg-type]
+
+
+def test_a_loop_has_verls_attributes() -> None:
+    """And starts as attempt 1 of a row."""
+    made = Loop(TrainerConfig(RolloutConfig()), "manager", "tokenizer", "processor", dataset_cls=int, extra=1)  # type: ignore[arg-type]
+    assert (made.server_manager, made.tokenizer, made.processor, made.dataset_cls) == ("manager", "tokenizer", "processor", int)
+    assert (made.attempt, made.rollout_config) == (1, RolloutConfig())
+
+
+def test_the_chat_template_ends_where_the_model_begins() -> None:
+    """The generation prompt is part of it; ids are Python ints."""
+    made = loop()
+    ids = asyncio.run(made.apply_chat_template(MESSAGES))
+    assert {type(i) for i in ids} == {int}
+    assert made.tokenizer.decode(ids) == "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_template_options_are_the_same_on_every_call_and_kwargs_win() -> None:
+    """`rollout.apply_chat_template_kwargs`."""
+
+    async def main() -> list[str]:
+        made = loop(apply_chat_template_kwargs={"shout": True, "add_generation_prompt": False})
+        calls = [made.apply_chat_template(MESSAGES), made.apply_chat_template(MESSAGES, shout=False)]
+        return [made.tokenizer.decode(await call)[-3:] for call in calls]
+
+    assert asyncio.run(main()) == [">\n!", "|>\n"]
+
+
+def test_the_tokenizer_runs_in_its_own_thread() -> None:
+    """One thread for all loops, and never the event loop's (pitfall F6)."""
+
+    async def main() -> set[str]:
+        jobs = (loop().in_tokenizer_thread(lambda: threading.current_thread().name) for _ in range(5))
+        return set(await asyncio.gather(*jobs))
+
+    (name,) = asyncio.run(main())
+    assert name.startswith("tokenizer")
+
+
+@pytest.mark.parametrize("ids", [[1, 2], np.array([1, 2], np.int32)], ids=type)
+def test_decoding_takes_lists_and_arrays(ids: Any) -> None:
+    """Without special tokens."""
+    made = loop()
+    end = made.tokenizer.eos_token_id
+    assert asyncio.run(made.decode([*ids, end] if isinstance(ids, list) else np.append(ids, end))) == '"#'
+
+
+@pytest.mark.parametrize("length", [0, 3, 4])
+def test_a_prompt_that_fits_is_kept(length: int) -> None:
+    """Also exactly; as int32."""
+    ids = loop(prompt_length=4).fit_prompt(list(range(length)))
+    assert (ids.dtype, ids.tolist()) == (np.int32, list(range(length)))
+
+
+def test_a_prompt_too_long_fails_its_row() -> None:
+    """The default; both numbers and the key are named."""
+    with pytest.raises(PromptTooLong, match="prompt of 5 tokens exceeds rollout.prompt_length=4"):
+        loop(prompt_length=4).fit_prompt([1, 2, 3, 4, 5])
+
+
+def test_a_prompt_too_long_loses_its_head_if_so_configured(caplog: pytest.LogCaptureFixture) -> None:
+    """With a warning that names the row (pitfall D12)."""
+    made = loop(prompt_length=4, prompt_overflow="left")
+    made.row_name = "row 7"
+    with caplog.at_level(logging.WARNING):
+        assert made.fit_prompt([1, 2, 3, 4, 5, 6]).tolist() == [3, 4, 5, 6]
+    assert "row 7: prompt of 6 tokens lost its first 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt", "response", "budget"),
+    [
+        ({}, 10, 0, 100),
+        ({}, 10, 40, 60),
+        ({"max_new_tokens": 7}, 10, 0, 7),
+        ({"max_tokens": 8}, 10, 0, 8),
+        ({"max_tokens": 9, "max_new_tokens": 5}, 10, 0, 5),
+        ({"max_new_tokens": None}, 10, 0, 100),
+        ({"max_new_tokens": 50}, 10, 60, 40),
+        ({}, 450, 0, 500 - 8 - 450),
+        ({}, 492, 0, 0),
+        ({}, 499, 0, -7),
+        ({}, 10, 100, 0),
+        ({"max_new_tokens": 0}, 10, 0, 0),
+    ],
+)
+def test_the_budget_is_the_smallest_limit(params: dict[str, Any], prompt: int, response: int, budget: int) -> None:
+    """The caller's, what the response leaves, what the context leaves (pitfalls D2, D3, D5)."""
+    assert loop(context=500, response_length=100).token_budget(prompt, response, params) == budget
+
+
+def test_an_unknown_context_limits_nothing() -> None:
+    """A hub id not on disk: the engine refuses what is too long."""
+    assert loop(context=None, response_length=100).token_budget(10**6, 0, {}) == 100
+
+
+def test_a_budget_is_written_into_a_copy() -> None:
+    """The caller's dict stays as it is (pitfall D4)."""
+    params = {"max_tokens": 9, "max_new_tokens": 50, "top_k": 3}
+    assert with_budget(params, 5) == {"max_new_tokens": 5, "top_k": 3}
+    assert params == {"max_tokens": 9, "max_new_tokens": 50, "top_k": 3}
+
+
+def test_versions_per_token() -> None:
+    """From spans; −1 where none covers a token."""
+    output = TokenOutput([1, 2, 3, 4], versions=[(7, 0, 2), (8, 2, 3)])
+    assert versions_array(output).tolist() == [7, 7, 8, -1]
+    assert versions_array(TokenOutput([])).dtype == np.int64
