@@ -76,7 +76,7 @@ def serve(settings: dict[str, Any], line: Connection) -> None:
                 caller, header, prompt = socket.recv_multipart(zmq.NOBLOCK)
                 _, count = HEADER.unpack_from(header)
                 ids, log_probs = answer(np.frombuffer(prompt, np.int32), count)
-                socket.send_multipart([caller, header, ids, log_probs], zmq.NOBLOCK)
+                socket.send_multipart([caller, header, ids.data, log_probs.data], zmq.NOBLOCK)
         except zmq.Again:
             pass
 
@@ -118,7 +118,7 @@ class Caller:
     def _send(self, number: int, prompt: Any) -> float:
         now = time.monotonic()
         header = HEADER.pack(number, self._round.case.response) + self._padding
-        self._socket.send_multipart([header, np.asarray(prompt, np.int32)], zmq.NOBLOCK)
+        self._socket.send_multipart([header, np.asarray(prompt, np.int32).data], zmq.NOBLOCK)
         return now
 
     def _reply(self, ids: bytes, log_probs: bytes) -> Any:

@@ -78,9 +78,10 @@ def _zagent(
 
 
 async def generate_all(manager: AsyncLLMServerManager, round_: Round, given: list[Any]) -> tuple[Result, list[Any]]:
-    """One session a prompt, ``round_.in_flight`` at once; timings, and (ids, log-probabilities) in the prompts' order."""
+    """One session a prompt, ``round_.in_flight`` at once; timings, and (ids, log-probabilities) by prompt."""
     params = sampling_params(round_.case)
-    latencies, replies = [0.0] * len(given), [None] * len(given)
+    latencies = [0.0] * len(given)
+    replies: list[Any] = [None] * len(given)
     numbers = iter(range(len(given)))
 
     async def lane() -> None:

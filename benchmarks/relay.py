@@ -148,7 +148,8 @@ class Row:
         return [pair["zagent"].calls_per_s / pair["sockets"].calls_per_s for pair in self.loaded]
 
     def median(self, way: str, name: str, *, single: bool = False) -> float:
-        return statistics.median(getattr(pair[way], name) for pair in (self.single if single else self.loaded))
+        pairs = self.single if single else self.loaded
+        return float(statistics.median(getattr(pair[way], name) for pair in pairs))
 
 
 def measure(bench: Bench, plans: list[Plan], repeats: int) -> list[Row]:
@@ -164,19 +165,37 @@ def measure(bench: Bench, plans: list[Plan], repeats: int) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown. Medians over the pairs; of the ratio also the lowest and highest pair."""
-    head = ["prompt/response", "calls/s", "sockets", "ratio", "lowest–highest", "p50 ms", "sockets", "p99 ms", "sockets",
-            "CPU µs/call", "sockets", "single p50 ms", "sockets"]  # fmt: skip
+    """Markdown. Medians over the pairs, zagent / sockets; of the ratio also the lowest and highest pair."""
+    head = [
+        "prompt/response",
+        "calls/s",
+        "ratio",
+        "lowest–highest",
+        "p50 ms",
+        "p99 ms",
+        "CPU µs a call",
+        "single p50 ms",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        ratios = row.ratios()
-        cells = [str(row.case), *(f"{row.median(way, 'calls_per_s'):,.0f}" for way in WAYS)]
-        cells += [f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f}–{max(ratios):.2f}"]
-        cells += [f"{row.median(way, name):.2f}" for name in ("p50_ms", "p99_ms") for way in WAYS]
-        cells += [f"{row.median(way, 'cpu_us'):.0f}" for way in WAYS]
-        cells += [f"{row.median(way, 'p50_ms', single=True):.3f}" for way in WAYS]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    def both(name: str, form: str, *, single: bool = False) -> str:
+        return " / ".join(format(row.median(way, name, single=single), form) for way in WAYS)
+
+    ratios = row.ratios()
+    return [
+        str(row.case),
+        both("calls_per_s", ",.0f"),
+        f"{statistics.median(ratios):.2f}",
+        f"{min(ratios):.2f}–{max(ratios):.2f}",
+        both("p50_ms", ".1f"),
+        both("p99_ms", ".1f"),
+        both("cpu_us", ".0f"),
+        both("p50_ms", ".2f", single=True),
+    ]
 
 
 def machine() -> str:
@@ -201,11 +220,15 @@ def main(argv: list[str] | None = None) -> None:
     options = _arguments(argv)
     part = 10 if options.quick else 1
     plans = [Plan(p.case, p.calls // part, p.single // part) for p in PLANS if options.only in str(p.case)]
-    with tempfile.TemporaryDirectory(prefix="relay-") as directory, Processes() as processes:
-        rows = measure(Bench(processes, directory), plans, options.repeats)
+    try:
+        with tempfile.TemporaryDirectory(prefix="relay-") as directory, Processes() as processes:
+            rows = measure(Bench(processes, directory), plans, options.repeats)
+    except Failed as error:
+        sys.exit(f"relay: {error}")
     command = shlex.join(["python", "-m", "benchmarks.relay", *(sys.argv[1:] if argv is None else argv)])
     print(table(rows))
-    print(f"\n{CALLERS} callers x {IN_FLIGHT} in flight, {SERVERS} engines; medians of {options.repeats} pairs.")
+    setting = f"{CALLERS} callers x {IN_FLIGHT} in flight, {SERVERS} engines"
+    print(f"\nzagent / sockets; {setting}; medians of {options.repeats} pairs.")
     print(f"{machine()}. `{command}`")
     if options.json:
         report = {"machine": machine(), "command": command, "rows": [asdict(row) for row in rows]}

@@ -21,7 +21,7 @@ from typing import Any
 
 from launcher import bootstrap, logs, processes
 from launcher.plan import ChildSpec
-from zagent.errors import StartupError, from_wire
+from zagent.errors import CallerError, StartupError, from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,9 @@ REPORT_BYTES = 1 << 20
 
 
 class Child:
-    """A spawned process. ``ready`` becomes the room's info, or raises `StartupError`; ``exited`` becomes the exit
-    code (negative = killed by that signal), once the process and what it started are gone."""
+    """A spawned process. ``ready`` becomes the room's info, or raises `StartupError` (the room's own error where that
+    is a `CallerError`); ``exited`` becomes the exit code (negative = killed by that signal), once the process and what
+    it started are gone."""
 
     def __init__(self, spec: ChildSpec, log: Path, run_id: str) -> None:
         """Spawn it. ``spec.settings`` must be complete."""
@@ -85,8 +86,12 @@ class Child:
             return
         if report["event"] == "ready":
             self.ready.set_result(report["info"])
+            return
+        error = from_wire(report["error"])
+        if isinstance(error, CallerError):  # a configuration that only the room could judge: its message says it all
+            self.ready.set_exception(error)
         else:
-            self.ready.set_exception(self.failure("it failed", from_wire(report["error"])))
+            self.ready.set_exception(self.failure("it failed", error))
 
     def _note_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)

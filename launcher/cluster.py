@@ -76,6 +76,7 @@ class Cluster:
         """Start, call ``on_ready`` with the endpoint, serve until told to stop, and end everything.
 
         Raises:
+            ConfigError, UnknownAgent: a child cannot use its part of the configuration.
             StartupError: a child did not become ready.
             ConnectionLost: the broker died.
             MemberLost: the last engine or the last worker died.

@@ -22,6 +22,7 @@ from launcher.ports import Reservation
 from launcher.rundir import RunDir
 from launcher.slots import engine_slots
 from zagent.config import Config
+from zagent.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def run(config: Config, options: Options) -> None:
     raises, but the log directory. Must run in the main thread.
 
     Raises:
-        ConfigError: it cannot run on this machine; no child has been started.
+        ConfigError, UnknownAgent: it cannot run on this machine.
         StartupError, ConnectionLost, MemberLost: as `Cluster.run`.
     """
     os.environ[processes.RUN_ID_VARIABLE] = options.run_id
@@ -100,6 +101,11 @@ def _resolve(config: Config) -> Model:
 
     path = models.resolve(config.model.path)
     facts = models.facts(path)
+    models.check_source("path", path)
+    if config.model.tokenizer_path is not None:
+        models.check_source("tokenizer_path", config.model.tokenizer_path)
+    if config.engine.kind == "sglang" and facts is not None and not facts.architectures:
+        raise ConfigError(f"model.path={config.model.path!r}: its config.json names no `architectures`")
     return Model(path, facts.context_length if facts is not None else None)
 
 

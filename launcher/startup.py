@@ -18,6 +18,7 @@ async def start(plan: Plan, spawn: Spawn, timeout_s: float) -> str:
     """Start all of ``plan``; the broker's endpoint.
 
     Raises:
+        ConfigError, UnknownAgent: a child cannot use its part of the configuration.
         StartupError: a child that failed, died or was not ready in ``timeout_s``; tokenizers that do not agree. What
             was spawned by then still runs.
     """

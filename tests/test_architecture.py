@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 #: What each part of zagent may import of zagent, beside itself. Process rooms never import each other.
 MAY_IMPORT = {
     "errors": "",
-    "config": "errors",
+    "config_errors": "",
+    "config": "errors config_errors",
     "types": "errors",
     "wire": "errors",
     "models": "errors",
@@ -33,7 +34,12 @@ IMPORTERS = {
     "zmq": {"zagent/wire/sockets.py"},
     "sglang": {"zagent/engine/sglang_engine.py", "zagent/engine/cpu_platform.py"},
     "torch": {
-        *("zagent/engine/sglang_engine.py", "zagent/engine/cpu_platform.py", "zagent/models.py", "zagent/data_proto.py"),
+        *(
+            "zagent/engine/sglang_engine.py",
+            "zagent/engine/cpu_platform.py",
+            "zagent/models.py",
+            "zagent/data_proto.py",
+        ),
         "zagent/trainer/",
     },
     "launcher": {"zagent/launch.py", "launcher/"},

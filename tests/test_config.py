@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from zagent.config import OWNED_ENGINE_ARGS, Config, nearest_key
+from zagent.config import OWNED_ENGINE_ARGS, Config
+from zagent.config_errors import nearest_key
 from zagent.errors import ConfigError
 
 
@@ -71,7 +72,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(key: str, near: str) -> Non
     """As a whole path."""
     text = refused(f"{key}=1")
     assert "unknown key" in text
-    assert key.split(".")[0] in text
+    assert key.split(".", maxsplit=1)[0] in text
     assert nearest_key(key, Config) == near
 
 
@@ -190,7 +191,12 @@ def test_an_absolute_loop_file_stays() -> None:
 
 def test_plain_data_and_back() -> None:
     """`to_dict` is JSON, and `from_dict` takes it back unchanged."""
-    config = load("engine.gpus=[GPU-a,GPU-b]", "engine.sim.faults=[{do: slow, factor: 2}]", "rollout.imports=[m]", "engine.count=auto")
+    config = load(
+        "engine.gpus=[GPU-a,GPU-b]",
+        "engine.sim.faults=[{do: slow, factor: 2}]",
+        "rollout.imports=[m]",
+        "engine.count=auto",
+    )
     data = json.loads(json.dumps(config.to_dict()))
     assert Config.from_dict(data) == config
 

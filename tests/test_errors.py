@@ -76,7 +76,9 @@ def test_a_class_that_takes_more_than_a_text_becomes_remote() -> None:
     assert "bad byte" in str(back)
 
 
-@pytest.mark.parametrize("error", [StopIteration("x"), StopAsyncIteration("x"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [StopIteration("x"), StopAsyncIteration("x"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()]
+)
 def test_control_flow_becomes_remote(error: BaseException) -> None:
     """No future could raise these; a remote exit is not ours."""
     back = across(raised(error))
@@ -109,7 +111,7 @@ def test_the_remote_traceback_is_shown() -> None:
     once = across(raised(EngineError("broke")))
     text = "".join(traceback.format_exception(once))
     assert "in raised" in text
-    assert 'raise error' in text
+    assert "raise error" in text
     twice = "".join(traceback.format_exception(across(raised(once))))
     assert twice.count("in raised") >= 2
 
@@ -132,8 +134,13 @@ def test_any_text_can_cross(error: Exception, text: str) -> None:
     assert text in str(across(raised(error)))
 
 
-GARBAGE: list[Any] = [None, [], "text", 5, {}, {"type": 5}, {"type": "ValueError", "fields": [1]}, {"type": [], "message": {}},
-                      {"type": "RemoteError", "fields": "type_name"}, {"type": "RemoteError", "traceback": 5}]  # fmt: skip
+GARBAGE: list[Any] = [
+    *(None, [], "text", 5, {}, {"type": 5}),
+    {"type": "ValueError", "fields": [1]},
+    {"type": [], "message": {}},
+    {"type": "RemoteError", "fields": "type_name"},
+    {"type": "RemoteError", "traceback": 5},
+]
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=repr)

@@ -11,8 +11,21 @@ import pytest
 
 import zagent
 
-PROMISED = """AgentLoopBase AgentLoopManager AgentLoopMetrics AgentLoopOutput AgentLoopWorker AsyncLLMServerManager Config
-DataProto Outcome TokenOutput collate get_trajectory_info register""".split()
+PROMISED = [
+    "AgentLoopBase",
+    "AgentLoopManager",
+    "AgentLoopMetrics",
+    "AgentLoopOutput",
+    "AgentLoopWorker",
+    "AsyncLLMServerManager",
+    "Config",
+    "DataProto",
+    "Outcome",
+    "TokenOutput",
+    "collate",
+    "get_trajectory_info",
+    "register",
+]
 
 
 @pytest.mark.parametrize("name", PROMISED)
@@ -53,7 +66,8 @@ HEAVY = {"torch", "transformers", "sglang", "zmq", "tokenizers", "hydra"}
 
 def loaded_after(code: str) -> set[str]:
     """Heavy packages that a fresh interpreter has loaded after ``code``."""
-    script = f"{code}\nimport sys; print(' '.join(sorted({HEAVY | {'numpy', 'pydantic', 'omegaconf', 'pandas'}!r} & set(sys.modules))))"
+    watched = HEAVY | {"numpy", "pydantic", "omegaconf", "pandas"}
+    script = f"{code}\nimport sys; print(*sorted({watched!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     return set(done.stdout.split())
 

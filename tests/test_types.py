@@ -15,7 +15,9 @@ def output(**fields: Any) -> AgentLoopOutput:
     return AgentLoopOutput(**{"prompt_ids": [1], "response_ids": [2, 3], "response_mask": [1, 0], **fields})
 
 
-@pytest.mark.parametrize("ids", [[2, 3], (2, 3), np.array([2, 3]), np.array([2, 3], np.uint8)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "ids", [[2, 3], (2, 3), np.array([2, 3]), np.array([2, 3], np.uint8)], ids=lambda v: type(v).__name__
+)
 def test_lists_and_arrays_are_taken(ids: Any) -> None:
     """As they are, without conversion."""
     assert output(response_ids=ids).response_ids is ids
@@ -97,7 +99,9 @@ def test_32_bit_ids_of_any_integer_kind_are_taken(ids: Any) -> None:
     assert array.tolist() == list(ids)
 
 
-@pytest.mark.parametrize("ids", [[2**31], [-(2**31) - 1], [2**70], [True], [1.0], ["1"], [None], 5, [[1]], [[1], [2, 3]], {}], ids=repr)
+@pytest.mark.parametrize(
+    "ids", [[2**31], [-(2**31) - 1], [2**70], [True], [1.0], ["1"], [None], 5, [[1]], [[1], [2, 3]], {}], ids=repr
+)
 def test_anything_else_is_none(ids: Any) -> None:
     """Bools and floats are no ids either."""
     assert int_array(ids) is None

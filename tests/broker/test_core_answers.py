@@ -301,7 +301,7 @@ def test_a_caller_that_leaves_gives_up_its_calls() -> None:
 
 def test_an_undeliverable_call_is_lost() -> None:
     """The member is gone: its caller hears `MemberLost` (pitfall I7)."""
-    d, caller, (m0, _) = started()
+    d, caller, (_m0, _) = started()
     (sent,) = d.call(caller, b"1")
     (answer,) = d.unsendable(sent.to)
     assert (answer.to, type(answer.error)) == (b"d" + caller, MemberLost)
@@ -372,7 +372,7 @@ def test_a_member_can_drain_itself() -> None:
 
 def test_status_is_exact() -> None:
     """States, counts and facts of every member, the gone ones included."""
-    d, caller, (m0, m1) = started(2, credits=1)
+    d, caller, (m0, _m1) = started(2, credits=1)
     gone = d.join("m2", facts={"pid": 5, "version": 3}, epoch=4)
     d.goodbye(gone)
     for i in range(3):
@@ -390,8 +390,15 @@ def test_status_is_exact() -> None:
         "m0": {"state": "ready", "in_flight": 1, "credits": 1, "total": 2, **shared},
         "m1": {"state": "ready", "in_flight": 1, "credits": 1, "total": 1, **shared},
         "m2": {
-            **{"state": "dead", "in_flight": 0, "waiting": 0, "credits": 8, "total": 0},
-            **{"epoch": 4, "version": 3, "restarts": 3, "pid": None},
+            "state": "dead",
+            "in_flight": 0,
+            "waiting": 0,
+            "credits": 8,
+            "total": 0,
+            "epoch": 4,
+            "version": 3,
+            "restarts": 3,
+            "pid": None,
         },
     }
 
@@ -434,7 +441,7 @@ def test_facts_that_cannot_be_told_do_not_end_the_broker() -> None:
 )
 def test_what_is_no_message_is_counted_and_dropped(frames: list[bytes]) -> None:
     """The broker goes on as before."""
-    d, caller, (m0, _) = started()
+    d, caller, (_m0, _) = started()
     assert d.raw(b"d" + caller, frames) == []
     assert counters(d) == {"malformed": 1}
     assert served_by(d.call(caller, b"1")) == "m0"

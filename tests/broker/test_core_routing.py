@@ -137,7 +137,7 @@ def test_credits_are_never_exceeded_and_waiting_calls_are_served_in_order() -> N
 
 def test_a_sticky_call_waits_for_its_own_member() -> None:
     """It does not move to an idle member while its own is merely full, and keeps its turn there."""
-    d, caller, (m0, m1) = started(2, credits=1)
+    d, caller, (m0, _m1) = started(2, credits=1)
     d.call(caller, b"1", "s")
     d.reply(m0, b"1")
     d.call(caller, b"2", "s")
@@ -217,7 +217,10 @@ def test_a_call_that_waited_is_sent_with_what_is_left() -> None:
 def test_a_call_that_did_not_wait_is_forwarded_as_it_came() -> None:
     """The broker does not encode again what it merely relays."""
     d, caller, _ = started(1)
-    frames = [b"\x98\x01\x01\xa11\x01\xa6engine\xa8generate\xa0\xcd\x05\xdc".replace(b"\xa11", b"\xc4\x011"), b"not even msgpack \xc1"]
+    frames = [
+        b"\x98\x01\x01\xa11\x01\xa6engine\xa8generate\xa0\xcd\x05\xdc".replace(b"\xa11", b"\xc4\x011"),
+        b"not even msgpack \xc1",
+    ]
     sent = d.raw(b"d" + caller, frames)
     assert sent[0].frames == frames
 
@@ -272,8 +275,10 @@ def test_removing_a_busy_member_answers_its_calls() -> None:
     d.call(caller, b"1")
     d.take()
     d.broker(caller, "remove", ["engine", "m0"])
-    lost = [s for s in d.take() if isinstance(s.message, Failure)]
+    sent = d.take()
+    lost = [s for s in sent if isinstance(s.message, Failure)]
     assert [(s.message.call, type(s.error)) for s in lost] == [(b"1", MemberLost)]
+    assert [s.message.call for s in sent if s.to == b"c" + m0] == [b"1"], "it lives, and is told to stop"
     d.join("m0", epoch=2)
     assert {served_by(d.call(caller, b"n%d" % i)) for i in range(2)} == {"m0", "m1"}
 
@@ -316,7 +321,7 @@ def test_a_directed_call_passes_balancing_and_credits() -> None:
 
 def test_a_directed_call_reaches_a_draining_member_but_no_dead_one() -> None:
     """`MemberLost` names member and pool."""
-    d, caller, (m0, m1) = started(2)
+    d, caller, (_m0, m1) = started(2)
     d.broker(caller, "drain", ["engine", "m0"])
     assert served_by(d.call(caller, b"1", member="m0")) == "m0"
     d.goodbye(m1)

@@ -114,7 +114,9 @@ def test_an_error_that_is_not_transient_is_raised_at_once(error: Exception) -> N
     run(main())
 
 
-@pytest.mark.parametrize("error", [MemberLost("x"), Refused("x"), Overloaded("x"), TransientError("x")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [MemberLost("x"), Refused("x"), Overloaded("x"), TransientError("x")], ids=lambda e: type(e).__name__
+)
 def test_a_transient_error_is_tried_again_as_the_next_attempt(error: Exception) -> None:
     """Same id, attempt + 1, with the waits of `Retry` in between."""
 

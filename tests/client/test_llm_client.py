@@ -103,7 +103,20 @@ def test_the_engine_sees_the_prompt_of_call_time() -> None:
     run(main())
 
 
-BAD_IDS = [[1.5], ["a"], [[1, 2]], [[1], [2, 3]], [2**31], [-(2**31) - 1], [2**70], [True, False], 5, "text", None, [None]]
+BAD_IDS = [
+    [1.5],
+    ["a"],
+    [[1, 2]],
+    [[1], [2, 3]],
+    [2**31],
+    [-(2**31) - 1],
+    [2**70],
+    [True, False],
+    5,
+    "text",
+    None,
+    [None],
+]
 
 
 @pytest.mark.parametrize("ids", BAD_IDS, ids=repr)

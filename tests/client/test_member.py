@@ -244,11 +244,10 @@ def test_the_member_keeps_the_deadline_itself() -> None:
 
     async def main() -> None:
         alone = await Alone({"do": forever}).open()
-        start = asyncio.get_running_loop().time()
         alone.call(remaining_ms=2500)
-        while alone.member.in_flight or not alone.answers():
-            await asyncio.sleep(0.1)
-        assert asyncio.get_running_loop().time() - start == pytest.approx(2.5, abs=0.2)
+        await asyncio.sleep(2.4)
+        assert alone.answers() == []
+        await asyncio.sleep(0.2)
         assert alone.answers() == [("Failure", b"1", 1, "DeadlineExceeded")]
 
     run(main())
@@ -381,7 +380,8 @@ def test_errors_say_whether_the_call_was_taken_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "error"), [("deadline", DeadlineExceeded), ("leave", MemberLost), ("refuse", Refused), ("cancel", CallCancelled)]
+    ("end", "error"),
+    [("deadline", DeadlineExceeded), ("leave", MemberLost), ("refuse", Refused), ("cancel", CallCancelled)],
 )
 def test_the_caller_learns_why_its_call_ended(end: str, error: type[Exception]) -> None:
     """Each end has its own class, through the broker and back."""

@@ -31,7 +31,12 @@ def loop(context: int | None = None, **rollout: Any) -> Loop:
 def test_a_loop_has_verls_attributes() -> None:
     """And starts as attempt 1 of a row."""
     made = Loop(TrainerConfig(RolloutConfig()), "manager", "tokenizer", "processor", dataset_cls=int, extra=1)  # type: ignore[arg-type]
-    assert (made.server_manager, made.tokenizer, made.processor, made.dataset_cls) == ("manager", "tokenizer", "processor", int)
+    assert (made.server_manager, made.tokenizer, made.processor, made.dataset_cls) == (
+        "manager",
+        "tokenizer",
+        "processor",
+        int,
+    )
     assert (made.attempt, made.rollout_config) == (1, RolloutConfig())
 
 
@@ -82,7 +87,7 @@ def test_a_prompt_that_fits_is_kept(length: int) -> None:
 
 def test_a_prompt_too_long_fails_its_row() -> None:
     """The default; both numbers and the key are named."""
-    with pytest.raises(PromptTooLong, match="prompt of 5 tokens exceeds rollout.prompt_length=4"):
+    with pytest.raises(PromptTooLong, match=r"prompt of 5 tokens exceeds rollout.prompt_length=4"):
         loop(prompt_length=4).fit_prompt([1, 2, 3, 4, 5])
 
 

@@ -18,10 +18,11 @@ from zagent.loops.single_turn import SingleTurnAgentLoop
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names registered here are forgotten afterwards."""
+    find_loop("single_turn_agent")  # registers itself once per process, when it is imported
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
 
-MODULE = '''
+MODULE = """
 class Few:
     def __init__(self, server_manager, style="plain"):
         self.server_manager, self.style = server_manager, style
@@ -35,7 +36,7 @@ class Tool:
         self.limit = limit
 
 number = 5
-'''
+"""
 
 
 @pytest.fixture
@@ -72,7 +73,9 @@ def test_a_registered_name_is_found_and_a_later_one_wins() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """And says where one's own loop belongs."""
     register("another")(object)
-    with pytest.raises(UnknownAgent, match=r"no agent loop 'nobody'; known: another, .*single_turn_agent.*rollout\.imports"):
+    with pytest.raises(
+        UnknownAgent, match=r"no agent loop 'nobody'; known: another, .*single_turn_agent.*rollout\.imports"
+    ):
         find_loop("nobody")
 
 

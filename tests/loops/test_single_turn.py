@@ -35,7 +35,9 @@ class Engine:
         return TokenOutput(ids, **fields)
 
 
-def answer(engine: Engine, params: dict[str, Any] | None = None, context: int | None = 500, **rollout: Any) -> AgentLoopOutput:
+def answer(
+    engine: Engine, params: dict[str, Any] | None = None, context: int | None = 500, **rollout: Any
+) -> AgentLoopOutput:
     config = TrainerConfig(RolloutConfig(**{"response_length": 10, "prompt_length": 100, **rollout}), context)
     loop = SingleTurnAgentLoop(config, engine, TOKENIZER)  # type: ignore[arg-type]
     return asyncio.run(loop.run({} if params is None else params, raw_prompt=PROMPT))

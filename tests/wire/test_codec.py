@@ -49,7 +49,18 @@ def test_kind_numbers_are_fixed() -> None:
     """A kind's number never changes meaning."""
     names = [kind.__name__ for kind in KINDS.values()]
     assert list(KINDS) == list(range(1, 11))
-    assert names == ["Call", "Reply", "Failure", "Cancel", "EndSession", "Hello", "Welcome", "Goodbye", "Drain", "Exited"]
+    assert names == [
+        "Call",
+        "Reply",
+        "Failure",
+        "Cancel",
+        "EndSession",
+        "Hello",
+        "Welcome",
+        "Goodbye",
+        "Drain",
+        "Exited",
+    ]
 
 
 def test_more_fields_than_known_are_ignored() -> None:
@@ -147,7 +158,22 @@ def test_numpy_scalars_become_python_ones() -> None:
     assert [type(v) for v in back] == [int, float, bool, str]
 
 
-DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
+DTYPES = [
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, ">i4", ">f8"])

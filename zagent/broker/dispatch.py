@@ -185,7 +185,8 @@ class Dispatch:
     def stop(self, member: Member) -> None:
         """Tell a live member that nobody will want what it runs."""
         for lease in member.leases.values():
-            self._send(member.control, [encode_header(Cancel(lease.call, lease.attempt))])
+            if not lease.cancelled:
+                self._send(member.control, [encode_header(Cancel(lease.call, lease.attempt))])
 
     def lost(self, member: Member, error: MemberLost, now: float) -> None:
         """A member is gone (its state says so): its calls fail, what waited for it waits for any."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from zagent.broker.core import BrokerCore, Sends
 from zagent.broker.dispatch import Assignment, Frames
+from zagent.errors import ConfigError
 from zagent.wire.sockets import RouterSocket
 
 #: Longest wait for a message, hence between ticks and until a stop is noticed, in ms.
@@ -83,5 +84,8 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
 def _recorder(path: str | None, resources: ExitStack) -> Callable[[Assignment], None] | None:
     if path is None:
         return None
-    file = resources.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))  # noqa: SIM115
+    try:
+        file = resources.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"routing.record={path!r} cannot be written: {error.strerror or error}") from error
     return lambda assignment: print(json.dumps(assignment._asdict()), file=file)

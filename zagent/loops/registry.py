@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 import yaml
@@ -18,8 +19,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zagent.errors import ConfigError, UnknownAgent
+from zagent.loops.imports import why
 
 Loop = TypeVar("Loop", bound=type)
+
+#: zagent's own loops, by the module that registers them.
+BUILT_IN = {"single_turn_agent": "zagent.loops.single_turn"}
 
 _REGISTRY: dict[str, Callable[..., Any]] = {}
 
@@ -38,7 +43,7 @@ def register_file(path: str | os.PathLike[str]) -> None:
     """Register the entries of an agent loop config file.
 
     Raises:
-        ConfigError: no such file, or an entry without `name` or `_target_`.
+        ConfigError: no such file, or an entry without `name` or `_target_`, or whose `_target_` cannot be made.
     """
     try:
         entries = OmegaConf.to_container(OmegaConf.load(os.fspath(path)), resolve=True)
@@ -52,7 +57,10 @@ def register_file(path: str | os.PathLike[str]) -> None:
         if not isinstance(entry, dict) or not {"name", "_target_"} <= set(entry):
             raise ConfigError(f"{os.fspath(path)}: entry {number} needs name and _target_, got {entry!r}")
         spec = {str(key): value for key, value in entry.items() if key != "name"}
-        _REGISTRY[str(entry["name"])] = _from_spec(spec)
+        try:
+            _REGISTRY[str(entry["name"])] = _from_spec(spec)
+        except Exception as error:  # hydra wraps whatever the class's module raises
+            raise ConfigError(f"{os.fspath(path)}: entry {number} ({entry['name']!r}): {why(error)}") from error
 
 
 def _from_spec(spec: dict[str, Any]) -> Callable[..., Any]:
@@ -69,12 +77,12 @@ def find_loop(name: str) -> Callable[..., Any]:
     Raises:
         UnknownAgent: lists the known names; or the dotted path cannot be imported, and why.
     """
-    import zagent.loops.single_turn  # noqa: F401 (registers the built-in loop)
-
+    if name in BUILT_IN and name not in _REGISTRY:
+        import_module(BUILT_IN[name])
     if name in _REGISTRY:
         return _REGISTRY[name]
     if "." not in name:
-        known = ", ".join(sorted(_REGISTRY))
+        known = ", ".join(sorted({*_REGISTRY, *BUILT_IN}))
         raise UnknownAgent(
             f"no agent loop {name!r}; known: {known}. A loop of your own is registered in a module that "
             "rollout.imports lists"
@@ -84,7 +92,7 @@ def find_loop(name: str) -> Callable[..., Any]:
     try:
         found = get_object(name)
     except Exception as error:  # hydra wraps import errors of all kinds
-        raise UnknownAgent(f"agent loop {name!r} cannot be imported: {error}") from error
+        raise UnknownAgent(f"agent loop {name!r} cannot be imported: {why(error)}") from error
     if not callable(found):
         raise UnknownAgent(f"agent loop {name!r} is a {type(found).__name__}, not a class")
     return found  # type: ignore[no-any-return]

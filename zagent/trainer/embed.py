@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import zagent
 from zagent.config import Config
-from zagent.errors import ConnectionLost, StartupError, from_wire
+from zagent.errors import ConfigError, ConnectionLost, StartupError, from_wire
 
 #: The launcher keeps `launcher.start_timeout_s` itself and says what was late; ours only catches a launcher that hangs.
 START_MARGIN_S = 30.0
@@ -73,9 +73,11 @@ def start_launcher(config: Config, command: Sequence[str] | None = None) -> Laun
     """Start a cluster and wait until it serves. ``command`` replaces ``python -m zagent.launch --embedded``.
 
     Raises:
-        ConfigError: ``config`` cannot be used on this machine.
+        ConfigError, UnknownAgent: ``config`` cannot be used on this machine.
         StartupError: a process did not become ready, the launcher died, or nothing was heard in time.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(f"a zagent.Config is needed (Config.load, Config.from_dict), got {type(config).__name__}")
     process = _Launcher(config, command or [sys.executable, "-m", "zagent.launch", "--embedded"])
     try:
         facts = process.next_event(config.launcher.start_timeout_s + START_MARGIN_S)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from zagent.client.calls import Calls
-from zagent.client.link import Link
+from zagent.client.link import WELCOME_TIMEOUT_S, Link
 from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
 from zagent.config import Config
 from zagent.data_proto import DataProto
@@ -35,7 +35,7 @@ class AgentLoopManager:
     awaited on the caller's loop. A context manager: leaving it closes what it launched.
     """
 
-    def __init__(self, endpoint: str, launched: Launched | None = None) -> None:
+    def __init__(self, endpoint: str, launched: Launched | None = None, timeout: float = WELCOME_TIMEOUT_S) -> None:
         self.endpoint = endpoint
         self._launched = launched
         self._io = IoThread("zagent-io")
@@ -44,7 +44,7 @@ class AgentLoopManager:
         self._foreign: dict[asyncio.AbstractEventLoop, asyncio.Task[Calls]] = {}
         self._pad_token_id: int | None = None
         try:
-            self._calls = self._io.run(open_calls(endpoint))
+            self._calls = self._io.run(open_calls(endpoint, timeout))
         except BaseException:
             self._io.close()
             raise
@@ -61,8 +61,9 @@ class AgentLoopManager:
         """Start a cluster on this machine and connect to it.
 
         Raises:
-            ConfigError: the configuration cannot be used here; nothing was started.
-            StartupError: a process did not become ready; nothing is left of the others.
+            ConfigError, UnknownAgent: the configuration cannot be used here.
+            StartupError: a process did not become ready.
+            Nothing is left of what was started.
         """
         launched = start_launcher(config or Config())
         try:
@@ -77,9 +78,10 @@ class AgentLoopManager:
         return await asyncio.to_thread(cls.launch, config)
 
     @classmethod
-    def connect(cls, endpoint: str) -> AgentLoopManager:
-        """Join a cluster that somebody else launched. Raises `ConnectionLost` if nobody answers there."""
-        return cls(endpoint)
+    def connect(cls, endpoint: str, timeout: float = WELCOME_TIMEOUT_S) -> AgentLoopManager:
+        """Join a cluster that somebody else launched. Raises `ConnectionLost` if nobody answers there within
+        ``timeout`` seconds; until then the cluster may still be starting."""
+        return cls(endpoint, timeout=timeout)
 
     # ---- rollouts ---------------------------------------------------------------------------------------------------
 
@@ -237,11 +239,14 @@ class AgentLoopManager:
         self.close()
 
 
-async def open_calls(endpoint: str) -> Calls:
-    """A link of this loop to the broker, as a caller."""
+async def open_calls(endpoint: str, timeout: float = WELCOME_TIMEOUT_S) -> Calls:
+    """A link of this loop to the broker, as a caller. Raises `ConnectionLost`, which names the endpoint."""
     link = Link(partial(DealerChannel, endpoint))
     calls = Calls(link)
-    await link.open()
+    try:
+        await link.open(timeout)
+    except ConnectionLost as error:
+        raise ConnectionLost(f"no cluster at {endpoint!r}: {error}") from error
     return calls
 
 

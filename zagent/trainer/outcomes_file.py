@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -73,7 +74,9 @@ class OutcomesFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        # After a failed write closing fails as well: the first error has the file's name and the count.
+        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
+            self.close()
 
 
 def outcome_line(

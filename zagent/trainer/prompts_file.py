@@ -122,7 +122,8 @@ def _take_messages(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _messages(key: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise InputError(f"{key!r} must be a non-empty list of chat messages, got {type(value).__name__}")
+        got = "an empty one" if value == [] else type(value).__name__
+        raise InputError(f"{key!r} must be a non-empty list of chat messages, got {got}")
     for i, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InputError(f"{key!r}[{i}] must be an object with a 'role'")

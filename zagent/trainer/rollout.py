@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from zagent.client.calls import Calls
-from zagent.errors import from_wire
+from zagent.errors import EncodeError, from_wire
 from zagent.trainer.rows import Row
 from zagent.types import AgentLoopOutput, Outcome
+from zagent.wire.codec import encode_body
 
 WORKER_POOL = "worker"
 
@@ -65,8 +66,20 @@ class Rollout:
                 WORKER_POOL, "run", dataclasses.asdict(row), on_attempt=attempts.append
             )  # fmt: skip
             return read_outcome(row, reply)
+        except EncodeError as error:
+            return Outcome(row.index, row.uid, row.sample, "failed", error=named(error, row), attempt=attempts[-1])
         except Exception as error:  # this row's end, not its siblings'
             return Outcome(row.index, row.uid, row.sample, "failed", error=error, attempt=attempts[-1])
+
+
+def named(error: EncodeError, row: Row) -> EncodeError:
+    """``error``, with the column of ``row`` whose value cannot cross the wire."""
+    for key, value in row.kwargs.items():
+        try:
+            encode_body(value)
+        except EncodeError as found:
+            return EncodeError(f"column {key!r}: {found}")
+    return error
 
 
 def read_outcome(row: Row, reply: dict[str, Any]) -> Outcome:

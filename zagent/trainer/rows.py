@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,11 @@ def rows_of(batch: DataProto, rollout: RolloutConfig) -> list[Row]:
     """The rows of ``batch`` in order.
 
     Raises:
-        InputError: no column `raw_prompt`, or a row's is not a list of chat messages; an agent_name that is no text;
-            a column `sampling_params`, which `run` gets from the configuration.
+        InputError: not a `DataProto`, or columns of different lengths; no column `raw_prompt`, or a row's is not a list
+            of chat messages; an agent_name that is no text; a value that cannot be copied; a column
+            `sampling_params`, which `run` gets from the configuration.
     """
+    _check_columns(batch)
     if "sampling_params" in batch.non_tensor_batch:
         raise InputError("non_tensor_batch['sampling_params'] is reserved: sampling comes from the configuration")
     if "raw_prompt" not in batch.non_tensor_batch:
@@ -72,6 +74,19 @@ def rows_of(batch: DataProto, rollout: RolloutConfig) -> list[Row]:
         )
         for i in range(len(batch))
     ]
+
+
+def _check_columns(batch: Any) -> None:
+    """Columns may have been added in place, past the constructor's checks; and other libraries have a `DataProto`."""
+    columns = getattr(batch, "non_tensor_batch", None)
+    if not isinstance(columns, Mapping):
+        raise InputError(f"a batch is a zagent.DataProto, got {type(batch).__name__}")
+    lengths = {key: len(column) for key, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InputError("columns differ in length: " + ", ".join(f"{key}={n}" for key, n in lengths.items()))
+    odd = [key for key in columns if not isinstance(key, str)]
+    if odd:
+        raise InputError(f"column names must be text, got {odd[0]!r}")
 
 
 async def get_trajectory_info(step: int, index: Sequence[Any] | np.ndarray, validate: bool) -> list[dict[str, Any]]:
@@ -129,11 +144,20 @@ def _agent_name(batch: DataProto, row: int, default: str) -> str:
 
 
 def _kwargs(columns: dict[str, np.ndarray], row: int) -> dict[str, Any]:
-    kwargs = {key: plain(column[row]) for key, column in columns.items()}
+    kwargs = {key: _own_copy(row, key, column[row]) for key, column in columns.items()}
     prompt = kwargs["raw_prompt"]
     if not isinstance(prompt, list) or not prompt or not all(isinstance(message, dict) for message in prompt):
         raise InputError(f"row {row}: raw_prompt must be a list of chat messages, got {_shorten(prompt)}")
     return kwargs
+
+
+def _own_copy(row: int, key: str, value: Any) -> Any:
+    try:
+        return plain(value)
+    except Exception as error:  # a lock, a generator, an open file: each class says so in its own way
+        raise InputError(
+            f"row {row}: column {key!r} holds a {type(value).__name__}, of which each row needs a copy: {error}"
+        ) from error
 
 
 def _shorten(value: Any) -> str:

@@ -110,6 +110,8 @@ def _array_hook(frames: list[Buffer]) -> Callable[[Any], Any]:
             return msgpack.ExtType(_ARRAY, _packer.pack((len(frames) - 1, value.dtype.str, value.shape)))
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, int):
+            raise EncodeError("an integer beyond 64 bits cannot cross the wire")
         raise EncodeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot cross the wire")
 
     return hook
@@ -149,4 +151,5 @@ def _array(frames: Sequence[Buffer], number: Any, dtype: Any, shape: Any) -> np.
     if kind.kind not in _DTYPE_KINDS:
         raise DecodeError(f"array of dtype {kind}", frames)
     values = np.frombuffer(frames[number], dtype=kind)
+    values.flags.writeable = False  # a frame that was received without a copy would let itself be written to
     return values if values.shape == shape else values.reshape(shape)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -79,6 +81,7 @@ class RouterSocket:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._bound: str | None = None
         try:
             _refuse_taken(endpoint)
             self._socket.bind(endpoint)
@@ -86,6 +89,7 @@ class RouterSocket:
             self.close()
             raise ConfigError(f"broker.endpoint {endpoint!r} cannot be bound: {error}") from error
         self.endpoint: str = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
+        self._bound = _ipc_path(self.endpoint)
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Frames]]:
         """Up to `BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first."""
@@ -113,17 +117,29 @@ class RouterSocket:
     def close(self) -> None:
         """Close; waits at most `LINGER_MS`."""
         self._context.destroy(linger=LINGER_MS)
+        if self._bound is not None:  # libzmq leaves the file behind
+            with suppress(FileNotFoundError):
+                os.unlink(self._bound)
+            self._bound = None
+
+
+def _ipc_path(endpoint: str) -> str | None:
+    return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
 
 
 def _refuse_taken(endpoint: str) -> None:
-    """Binding an ipc path silently takes it over from whoever has it; ask first whether somebody answers there."""
+    """Binding an ipc path silently deletes whatever is there; ask first whether somebody answers."""
     import socket as sockets
 
-    path = endpoint.removeprefix("ipc://")
-    if path == endpoint:
+    path = _ipc_path(endpoint)
+    if path is None:
         return
+    if not os.path.isabs(path):
+        raise OSError("the path must be absolute")
     if len(os.fsencode(path)) > IPC_PATH_MAX:
         raise OSError(f"path is longer than {IPC_PATH_MAX} bytes")
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise OSError("something that is no socket is there")
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(path)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from zagent.client.calls import Calls
-from zagent.errors import CallCancelled, DeadlineExceeded, LoopError, PromptTooLong, to_wire
+from zagent.errors import CallCancelled, DeadlineExceeded, LoopError, to_wire
 from zagent.loops.base import AgentLoopBase, TrainerConfig
 from zagent.loops.registry import build_loop
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput
-from zagent.wire.codec import encode_body
+from zagent.worker.checks import check_encodes, check_output, refused_output
 from zagent.worker.sample_llm import SampleServerManager
 
 logger = logging.getLogger(__name__)
@@ -43,8 +46,9 @@ class AgentLoopWorker:
         try:
             output = await self._run_loop(row, llm, attempt)
             status = "partial" if llm.last_stop_reason == "abort" else "ok"
-            outcome = {"status": status, "output": pack_output(output), "error": None, "attempt": attempt}
-            encode_body(outcome["output"])  # a value of the loop's that cannot travel fails this row, by name
+            packed = pack_output(output)
+            check_encodes(packed, row["agent_name"])  # a value of the loop's that cannot travel fails this row only
+            outcome = {"status": status, "output": packed, "error": None, "attempt": attempt}
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # sys.exit() in a loop, or a Rust library's panic, must not end the worker
@@ -58,8 +62,11 @@ class AgentLoopWorker:
         limit = self._trainer_config.rollout.trajectory_timeout_s
         try:
             async with asyncio.timeout(limit) as clock:
-                loop = self._build(row, llm, attempt)
-                output = await loop.run(dict(row["sampling_params"]), **row["kwargs"])
+                output = await self._start(row, llm, attempt)
+        except ValidationError as error:
+            if error.title != AgentLoopOutput.__name__:
+                raise
+            raise refused_output(error, row["agent_name"]) from error
         except TimeoutError as error:
             if clock.expired():
                 raise DeadlineExceeded(f"the trajectory took longer than {limit:g} s") from error
@@ -69,7 +76,15 @@ class AgentLoopWorker:
             if task is not None and task.cancelling():
                 raise
             raise CallCancelled("the loop raised CancelledError though nobody cancelled it") from error
-        return self._check(output, row, llm)
+        output = check_output(output, row["agent_name"], self._trainer_config.rollout.prompt_length)
+        self._complete(output, llm)
+        return output
+
+    def _start(self, row: dict[str, Any], llm: SampleServerManager, attempt: int) -> Awaitable[Any]:
+        running = self._build(row, llm, attempt).run(dict(row["sampling_params"]), **row["kwargs"])
+        if not inspect.isawaitable(running):
+            raise LoopError(f"agent loop {row['agent_name']!r}: run must be an `async def` that returns its output")
+        return running
 
     def _build(self, row: dict[str, Any], llm: SampleServerManager, attempt: int) -> AgentLoopBase:
         loop = build_loop(
@@ -83,30 +98,11 @@ class AgentLoopWorker:
                 "data_config": None,
             },
         )
+        if not callable(getattr(loop, "run", None)):
+            raise LoopError(f"agent loop {row['agent_name']!r} makes a {type(loop).__name__}, which has no run()")
         loop.attempt = attempt
         loop.row_name = f"row {row['index']} (uid {row['uid']}, sample {row['sample']})"
         return loop  # type: ignore[no-any-return]
-
-    def _check(self, output: Any, row: dict[str, Any], llm: SampleServerManager) -> AgentLoopOutput:
-        """The loop's output, complete: refused here, in its own row, what `collate` could not use."""
-        name = row["agent_name"]
-        if not isinstance(output, AgentLoopOutput):
-            raise LoopError(f"agent loop {name!r} returned a {type(output).__name__}, not an AgentLoopOutput")
-        limit = self._trainer_config.rollout.prompt_length
-        if len(output.prompt_ids) > limit:
-            raise PromptTooLong(
-                f"agent loop {name!r} returned a prompt of {len(output.prompt_ids)} tokens, beyond {limit}"
-            )
-        versions = output.extra_fields.get("rollout_versions")
-        if versions is not None and len(versions) != len(output.response_ids):
-            raise LoopError(f"agent loop {name!r}: rollout_versions and response_ids differ in length")
-        experts = output.routed_experts
-        if experts is not None and not (isinstance(experts, np.ndarray) and experts.ndim == 3):
-            raise LoopError(f"agent loop {name!r}: routed_experts must be an array [tokens, layers, experts per token]")
-        if not isinstance(output.extra_fields.get("reward_extra_info", {}), dict):
-            raise LoopError(f"agent loop {name!r}: reward_extra_info must be a dict")
-        self._complete(output, llm)
-        return output
 
     def _complete(self, output: AgentLoopOutput, llm: SampleServerManager) -> None:
         fields = output.extra_fields

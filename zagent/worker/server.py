@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +13,14 @@ from zagent.client.link import Identity, Link
 from zagent.client.member import Member
 from zagent.client.process import stop_requested
 from zagent.config import ModelConfig, RolloutConfig
+from zagent.errors import ConfigError
 from zagent.loops.base import TrainerConfig
+from zagent.loops.imports import import_listed
 from zagent.loops.registry import find_loop, register_file
 from zagent.loops.tokenizer import load_tokenizer, probe
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel
+from zagent.worker.blocked import AT_LEAST_S, ends_when_blocked
 from zagent.worker.runner import AgentLoopWorker
 
 WORKER_POOL = "worker"
@@ -28,18 +30,27 @@ def prepare(settings: dict[str, Any]) -> tuple[Any, TrainerConfig]:
     """Tokenizer and configuration; imports the user's modules, so that their `@register` works here.
 
     Raises:
-        ConfigError: a broken agent loop config file. ImportError and whatever else a user's module raises.
+        ConfigError: a module that cannot be imported, a broken agent loop config file, no usable tokenizer.
+        UnknownAgent: `rollout.agent`.
     """
     model = ModelConfig.model_validate(settings["model"])
     rollout = RolloutConfig.model_validate(settings["rollout"])
     for module in rollout.imports:
-        importlib.import_module(module)
+        import_listed(module)
     if rollout.agent_loop_config_path:
         register_file(rollout.agent_loop_config_path)
     find_loop(rollout.agent)  # the default loop must exist; rows may name others
-    path = model.tokenizer_path or model.path
-    tokenizer = load_tokenizer(path, auto=model.use_auto_tokenizer, trust_remote_code=model.trust_remote_code)
-    return tokenizer, TrainerConfig(rollout, settings.get("context_length"), model.path)
+    return _tokenizer(model), TrainerConfig(rollout, settings.get("context_length"), model.path)
+
+
+def _tokenizer(model: ModelConfig) -> Any:
+    key, path = ("tokenizer_path", model.tokenizer_path) if model.tokenizer_path else ("path", model.path)
+    try:
+        return load_tokenizer(path, auto=model.use_auto_tokenizer, trust_remote_code=model.trust_remote_code)
+    except Exception as error:  # transformers and its hub have classes of their own for each way to fail
+        raise ConfigError(
+            f"model.{key}={path!r}: no tokenizer can be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
@@ -67,8 +78,9 @@ async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None
     member = Member(link, {"run": run, "about": about})
     await link.open()
     ready({"tokenizer_probe": probe(tokenizer)})
-    await stop.wait()
-    await member.leave("the cluster stops")
+    async with ends_when_blocked(max(trainer_config.rollout.trajectory_timeout_s, AT_LEAST_S)):
+        await stop.wait()
+        await member.leave("the cluster stops")
     link.close()
 
 

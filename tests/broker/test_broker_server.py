@@ -1,0 +1,101 @@
+"""The thin loop around the core: feed, send, and tell the core what could not be sent."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from support.broker_driver import SECRET, Driver, driver
+from zagent.broker.dispatch import Assignment
+from zagent.broker.server import _recorder, deliver, feed, serve
+from zagent.errors import MemberLost, from_wire
+from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
+from zagent.wire.messages import Call, Failure, Hello
+
+
+class Router:
+    """Delivers to whoever is not in ``gone``."""
+
+    def __init__(self, *gone: bytes) -> None:
+        self.gone = set(gone)
+        self.sent: list[tuple[bytes, Any]] = []
+        self.batches: list[list[Any]] = []
+
+    def send(self, identity: bytes, frames: Any) -> bool:
+        if identity in self.gone:
+            return False
+        self.sent.append((identity, frames))
+        return True
+
+    def receive(self, timeout_ms: int) -> list[Any]:
+        return self.batches.pop(0) if self.batches else []
+
+
+def started() -> Driver:
+    d = driver()
+    for name in ("m0", "m1"):
+        d.join(name)
+    d.caller()
+    return d
+
+
+def a_call(call: bytes = b"1") -> list[Any]:
+    return [encode_header(Call(call, 1, "engine", "generate")), *encode_body(None)]
+
+
+def test_what_cannot_be_delivered_fails_to_its_caller() -> None:
+    """The member is gone: `MemberLost` goes out in the same breath (pitfall I7)."""
+    d, router = started(), Router(b"dm0/1")
+    feed(d.core, router, [(b"dcaller", a_call())], 0.0)
+    ((to, frames),) = router.sent
+    assert (to, decode_header(frames[0])) == (b"dcaller", Failure(b"1", 1, False))
+    assert isinstance(from_wire(decode_body(frames[1:])), MemberLost)
+    assert not d.member("m0").takes_calls
+
+
+def test_a_chain_of_undeliverables_ends() -> None:
+    """Both members and the caller are gone: every count is zero, nothing is sent."""
+    d, router = started(), Router(b"dm0/1", b"dm1/1", b"dcaller", b"ccaller")
+    feed(d.core, router, [(b"dcaller", a_call(b"%d" % i)) for i in range(3)], 0.0)
+    assert router.sent == []
+    assert d.quiet()
+
+
+def test_one_bad_message_does_not_stop_a_batch() -> None:
+    """What follows it is handled."""
+    d, router = started(), Router()
+    feed(d.core, router, [(b"dcaller", []), (b"", [b"\xc1"]), (b"dcaller", a_call())], 0.0)
+    assert [to for to, _ in router.sent] == [b"dm0/1"]
+    assert d.core.counters["malformed"] == 2
+
+
+def test_deliver_sends_in_order() -> None:
+    """As the core said."""
+    d, router = started(), Router()
+    deliver(d.core, router, [(b"a", [b"1"]), (b"b", [b"2"]), (b"a", [b"3"])], 0.0)
+    assert router.sent == [(b"a", [b"1"]), (b"b", [b"2"]), (b"a", [b"3"])]
+
+
+def test_the_loop_feeds_and_ticks_until_it_is_stopped() -> None:
+    """Messages are answered, overdue calls end without any message coming in."""
+    d, router = driver(), Router()
+    hello = [encode_header(Hello("", "x", 0, 0, SECRET, "0")), *encode_body({})]
+    overdue = [encode_header(Call(b"1", 1, "engine", "generate", "", 0)), *encode_body(None)]
+    router.batches = [[(b"dn", hello)], [(b"cn", hello), (b"dn", overdue)]]
+    serve(d.core, router, lambda: len(router.sent) == 2)  # type: ignore[arg-type]
+    kinds = [type(decode_header(frames[0])).__name__ for _, frames in router.sent]
+    assert kinds == ["Welcome", "Failure"]
+
+
+def test_the_record_is_json_lines(tmp_path: Path) -> None:
+    """One per assignment, readable while the broker runs; none without a path."""
+    path = tmp_path / "record.jsonl"
+    assignment = Assignment(1.5, "engine", "s", "m0", "new", {"m0": 0})
+    with ExitStack() as resources:
+        write = _recorder(str(path), resources)
+        assert write is not None
+        write(assignment)
+        assert json.loads(path.read_text()) == assignment._asdict()
+        assert _recorder(None, resources) is None

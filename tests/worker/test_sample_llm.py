@@ -1,0 +1,61 @@
+"""Seeds follow the sample and its turn, whoever runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from support.cluster_in_memory import Cluster
+from support.virtual_clock import run
+from zagent.client.llm_client import pack_output
+from zagent.loops.seeds import seed_for
+from zagent.types import TokenOutput
+from zagent.wire.messages import Call
+from zagent.worker.sample_llm import SampleServerManager
+
+KEY = [0, 5, False, "u", 1]
+
+
+def asked(params: dict[str, Any], calls: int = 2, workers: int = 1) -> list[list[dict[str, Any]]]:
+    """The sampling params that the engine saw, per worker."""
+
+    async def main() -> list[list[dict[str, Any]]]:
+        async with Cluster() as cluster:
+            seen: list[dict[str, Any]] = []
+
+            async def generate(argument: Any, call: Call) -> list[Any]:
+                seen.append(argument[1])
+                return pack_output(TokenOutput(np.array([1], np.int32)))
+
+            await cluster.member("m", {"generate": generate})
+            found = []
+            for number in range(workers):
+                manager = SampleServerManager(await cluster.caller(), KEY)
+                for _ in range(calls):
+                    await manager.generate(f"session {number}", [1], params)
+                found.append([*seen])
+                seen.clear()
+            return found
+
+    return run(main())
+
+
+def test_call_k_is_seeded_with_turn_k() -> None:
+    """By the row's key; the caller's dict is not changed."""
+    params = {"temperature": 1.0}
+    (seen,) = asked(params, calls=3)
+    assert [p["sampling_seed"] for p in seen] == [seed_for(0, 5, False, "u", 1, turn) for turn in range(3)]
+    assert params == {"temperature": 1.0}
+
+
+def test_the_same_row_has_the_same_seeds_on_any_worker() -> None:
+    """Nothing of the worker enters (pitfall K43)."""
+    first, second = asked({}, workers=2)
+    assert first == second
+
+
+def test_a_loop_may_choose_its_own_seed() -> None:
+    """What it says wins."""
+    (seen,) = asked({"sampling_seed": 7})
+    assert [p["sampling_seed"] for p in seen] == [7, 7]

@@ -1,0 +1,86 @@
+"""What a worker prepares before it serves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.tiny_tokenizer import saved_tokenizer
+from zagent.config import ModelConfig, RolloutConfig
+from zagent.errors import ConfigError, UnknownAgent
+from zagent.loops import registry
+from zagent.loops.tokenizer import probe
+from zagent.worker.server import prepare
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names registered here are forgotten afterwards."""
+    registry.find_loop("single_turn_agent")  # registers itself once per process, when it is imported
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+
+def settings(directory: Path, tokenizer: str | None = None, **rollout: Any) -> dict[str, Any]:
+    path = saved_tokenizer(directory / "model")
+    model = ModelConfig(path=path if tokenizer is None else "nowhere", tokenizer_path=tokenizer and path)
+    return {
+        "model": model.model_dump(mode="json"),
+        "rollout": RolloutConfig(**rollout).model_dump(mode="json"),
+        "context_length": 512,
+    }
+
+
+def test_the_models_own_tokenizer_is_loaded(tmp_path: Path) -> None:
+    """And the configuration that loops see."""
+    tokenizer, config = prepare(settings(tmp_path, temperature=0.5))
+    assert tokenizer.decode(tokenizer.encode("hé")) == "hé"
+    assert (config.context_length, config.rollout.temperature) == (512, 0.5)
+
+
+def test_another_tokenizer_may_be_named(tmp_path: Path) -> None:
+    """`model.tokenizer_path` wins over the model's."""
+    tokenizer, _ = prepare(settings(tmp_path, tokenizer="beside"))
+    assert len(probe(tokenizer)) == 16
+
+
+def test_the_probe_tells_tokenizers_apart(tmp_path: Path) -> None:
+    """Equal for equal ones, different where ids or the chat template differ."""
+    first, _ = prepare(settings(tmp_path / "a"))
+    second, _ = prepare(settings(tmp_path / "b"))
+    assert probe(first) == probe(second)
+    second.chat_template = "{{ messages }}"
+    assert probe(first) != probe(second)
+
+
+def test_user_modules_are_imported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that their `@register` works in every worker, and the default agent may be one of them."""
+    (tmp_path / "my_loops.py").write_text("import zagent\n@zagent.register('mine')\nclass Mine: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    prepare(settings(tmp_path, imports=["my_loops"], agent="mine"))
+    assert registry.find_loop("mine").__name__ == "Mine"
+    sys.modules.pop("my_loops")
+
+
+def test_a_module_that_fails_to_import_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ConfigError`, with the module's name and its own error."""
+    (tmp_path / "broken_loops.py").write_text("raise RuntimeError('made of cheese')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"(?s)broken_loops.*made of cheese"):
+        prepare(settings(tmp_path, imports=["broken_loops"]))
+
+
+def test_an_unknown_default_agent_ends_the_start() -> None:
+    """Before any model or tokenizer is looked at."""
+    with pytest.raises(UnknownAgent, match="nobody"):
+        prepare({"model": {}, "rollout": {"agent": "nobody"}})
+
+
+def test_a_broken_loop_file_ends_the_start(tmp_path: Path) -> None:
+    """As `ConfigError`."""
+    path = tmp_path / "loops.yaml"
+    path.write_text("- [")
+    with pytest.raises(ConfigError, match=r"loops\.yaml"):
+        prepare({"model": {}, "rollout": {"agent_loop_config_path": str(path)}})

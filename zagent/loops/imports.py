@@ -1,0 +1,44 @@
+"""Why a user's module cannot be imported, told by the user's own lines."""
+
+from __future__ import annotations
+
+import traceback
+from importlib import import_module
+from types import ModuleType
+
+from zagent.errors import ConfigError
+
+#: Frames on the way to the user's module, and in hydra, which looks it up for us.
+_NOT_THE_USERS = ("<frozen importlib", "/importlib/__init__.py", "/hydra/_internal/", "/hydra/utils.py", __file__)
+
+
+def import_listed(name: str) -> ModuleType:
+    """The module ``name`` of `rollout.imports`.
+
+    Raises:
+        ConfigError: there is none, or it fails (`sys.exit` included); with the traceback of the user's code.
+    """
+    try:
+        return import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"rollout.imports: {name!r} cannot be imported: {why(error)}") from error
+
+
+def why(error: BaseException) -> str:
+    """What went wrong in an import: the error, and the traceback of the imported code where the fault lies in that.
+
+    Hydra's wrappers are taken off.
+    """
+    while error.__cause__ is not None and _is_wrapper(error):
+        error = error.__cause__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(p in f.filename for p in _NOT_THE_USERS)]
+    said = "".join(traceback.format_exception_only(error)).strip()
+    if not frames and not isinstance(error, SyntaxError):
+        return said
+    return (
+        f"{said.splitlines()[-1]}\nTraceback (most recent call last):\n" + "".join(traceback.format_list(frames)) + said
+    )
+
+
+def _is_wrapper(error: BaseException) -> bool:
+    return type(error).__module__.startswith("hydra") or str(error).startswith("Error loading ")
