@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.broker_driver import SECRET, Driver, driver
 from zagent.broker.dispatch import Assignment
 from zagent.broker.server import _recorder, deliver, feed, serve
-from zagent.errors import MemberLost, from_wire
+from zagent.errors import ConfigError, MemberLost, from_wire
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
 from zagent.wire.messages import Call, Failure, Hello
 
@@ -99,3 +101,12 @@ def test_the_record_is_json_lines(tmp_path: Path) -> None:
         write(assignment)
         assert json.loads(path.read_text()) == assignment._asdict()
         assert _recorder(None, resources) is None
+
+
+def test_a_record_that_cannot_be_written_is_named() -> None:
+    """By its key, before anything is served."""
+    with (
+        ExitStack() as resources,
+        pytest.raises(ConfigError, match="routing.record='/no/r' cannot be written: No such"),
+    ):
+        _recorder("/no/r", resources)

@@ -236,3 +236,53 @@ def test_command_says_how_it_is_used(arguments: list[str], capsys: pytest.Captur
     """Wrong arguments end with 2 and the usage."""
     assert models.main(arguments) == 2
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", ["[1]", '{"vocab_size": "many"}', '{"max_position_embeddings": 0.5}'])
+def test_facts_of_another_form_are_an_error(config: str, tmp_path: Path) -> None:
+    """It names the file, and the key."""
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match="config.json(: (vocab_size|max_position_embeddings))? must "):
+        models.facts(str(tmp_path))
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, *, cached: str | None = None, error: Exception | None = None) -> list[str]:
+    """Replaces the hub's client; the list fills with what it was asked for."""
+    import huggingface_hub
+
+    asked: list[str] = []
+
+    def model_info(self: Any, path: str, **_: Any) -> None:
+        asked.append(path)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda path, name: cached)
+    return asked
+
+
+def test_a_hub_id_that_nobody_has_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One question to the hub instead of minutes of retries in every process; the key is named."""
+    asked = hub(monkeypatch, error=OSError("Name or service not known\nand more"))
+    with pytest.raises(ConfigError, match="model.tokenizer_path='a/b' is no directory, .*: OSError: Name .* known$"):
+        models.check_source("tokenizer_path", "a/b")
+    assert asked == ["a/b"]
+
+
+def test_a_hub_id_that_is_known_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is asked first, then the hub."""
+    assert hub(monkeypatch, cached="/cache/config.json", error=OSError()) == []
+    models.check_source("path", "a/b")
+    asked = hub(monkeypatch)
+    models.check_source("path", "a/b")
+    assert asked == ["a/b"]
+
+
+def test_what_is_on_disk_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what cannot be a hub id is missing."""
+    asked = hub(monkeypatch)
+    models.check_source("path", str(tmp_path))
+    with pytest.raises(ConfigError, match="model.path='/no/such' does not exist"):
+        models.check_source("path", "/no/such")
+    assert asked == []

@@ -11,7 +11,7 @@ import pytest
 from launcher import bootstrap
 from launcher.child import Child, describe
 from support.processes import PATIENCE_S, running, spec
-from zagent.errors import StartupError
+from zagent.errors import ConfigError, StartupError
 
 
 async def _ended(child: Child) -> int:
@@ -187,3 +187,10 @@ def test_log_lines_survive_the_child(tmp_path: Path) -> None:
     """What a child prints is in its log file."""
     _with_child(tmp_path, _ready, "obedient")
     assert "serving" in (tmp_path / "engine-0.log").read_text()
+
+
+def test_a_configuration_that_the_room_refuses_is_its_own_error(tmp_path: Path) -> None:
+    """As it was raised there: the message says it all, without log lines."""
+    with pytest.raises(ConfigError) as e:
+        _with_child(tmp_path, _ready, "refusing")
+    assert str(e.value) == "no cheese here"

@@ -92,3 +92,22 @@ def test_demo_writes_below_outputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert launch.main(["--demo"]) == 0
     assert called == [{"prompts": None, "out": Path("outputs/demo.jsonl"), "keep_going": False, "demo": True}]
     assert (tmp_path / "outputs").is_dir()
+
+
+@pytest.mark.parametrize(("name", "status"), [("o.jsonl", 1), ("elsewhere", None)])
+def test_a_disk_that_fills_up_is_one_line(
+    name: str, status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the outcomes file; an error of any other file is a bug, and shown as one."""
+
+    def run_job(*_args: object, **_rest: object) -> int:
+        raise OSError(28, "No space left, after 7 outcomes", name)
+
+    monkeypatch.setattr("zagent.trainer.job.run_job", run_job)
+    arguments = ["--prompts", "p.jsonl", "--out", "o.jsonl"]
+    if status is None:
+        with pytest.raises(OSError, match="elsewhere"):
+            launch.main(arguments)
+    else:
+        assert launch.main(arguments) == status
+        assert capsys.readouterr().err == "zagent: outcomes file o.jsonl: No space left, after 7 outcomes\n"

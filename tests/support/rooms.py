@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zagent.errors import ConfigError
+
 Ready = Callable[[Mapping[str, Any]], None]
 
 
@@ -131,3 +133,8 @@ def dying_by_cue(settings: Mapping[str, Any], ready: Ready) -> None:
     """`dying` as an engine of a planned run: the cue comes to the run directory."""
     run_dir = Path(settings["endpoint"].removeprefix("ipc://")).parent
     dying({**settings, "cue": str(run_dir / "cue")}, ready)
+
+
+def refusing(settings: Mapping[str, Any], ready: Ready) -> None:
+    print("about to refuse", flush=True)
+    raise ConfigError("no cheese here")

@@ -148,3 +148,11 @@ def test_a_full_disk_names_the_file() -> None:
         file.write({})
     with pytest.raises(OSError, match="No space left"):  # what is still buffered cannot go anywhere either
         file.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_the_first_error_of_a_full_disk_is_the_one_that_is_seen() -> None:
+    """Closing fails as well, and knows less."""
+    with pytest.raises(OSError, match="after 0 outcomes: '/dev/full'"), OutcomesFile(Path("/dev/full")) as file:
+        file.begin()
+        file.write({})

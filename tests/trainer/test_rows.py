@@ -205,3 +205,31 @@ def test_trajectory_info_counts_consecutive_indices(index: Any) -> None:
     assert info[2] == {"step": 5, "sample_index": 3, "rollout_n": 0, "validate": True}
     again = asyncio.run(get_trajectory_info(5, [1, 3, 1], False))
     assert [entry["rollout_n"] for entry in again] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("batch", [{"raw_prompt": []}, None, [1]])
+def test_what_is_no_batch_is_named(batch: Any) -> None:
+    """By its type."""
+    with pytest.raises(InputError, match=f"a batch is a zagent.DataProto, got {type(batch).__name__}"):
+        rows_of(batch, RolloutConfig())
+
+
+def test_columns_that_grew_apart_are_refused() -> None:
+    """Also when they were put in after the batch was made."""
+    batch = DataProto(non_tensor_batch={"raw_prompt": [USER] * 2})
+    batch.non_tensor_batch["late"] = [1]  # type: ignore[assignment]
+    with pytest.raises(InputError, match="raw_prompt=2, late=1"):
+        rows_of(batch, RolloutConfig())
+
+
+def test_a_column_name_that_is_no_text_is_refused() -> None:
+    """It could be no argument of `run`."""
+    batch = DataProto(non_tensor_batch={"raw_prompt": [USER], 3: [1]})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="column names must be text, got 3"):
+        rows_of(batch, RolloutConfig())
+
+
+def test_a_value_that_cannot_be_copied_is_named() -> None:
+    """Row, column and type."""
+    with pytest.raises(InputError, match="row 1: column 'lines' holds a generator"):
+        rows({"lines": [1, (i for i in range(3))]})

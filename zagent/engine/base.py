@@ -81,8 +81,9 @@ def check_prompt(prompt_ids: np.ndarray, info: EngineInfo) -> None:
     """
     if prompt_ids.size == 0:
         raise InvalidRequest("prompt_ids is empty")
-    low, high = int(prompt_ids.min()), int(prompt_ids.max())
-    if low < 0 or high >= info.vocab_size:
+    # One pass: as unsigned numbers, negative ids lie beyond every vocabulary.
+    if int(np.maximum.reduce(prompt_ids.view(np.uint32))) >= info.vocab_size:
+        low, high = int(prompt_ids.min()), int(prompt_ids.max())
         bad = low if low < 0 else high
         raise InvalidRequest(f"token id {bad} is outside the vocabulary of {info.vocab_size}")
     room = info.context_length - info.reserved_tokens - 1

@@ -98,10 +98,8 @@ class TokenSource:
         if end > self._size:
             self._grow(end)
         rows = self._rows[which]
-        values = np.empty(last - first, np.int64)
-        for low in range(first, last, self._chunk):
-            high = min(low + self._chunk, last)
-            values[low - first : high - first] = rows[low:high] @ state.hashes
+        parts = [rows[low : min(low + self._chunk, last)] @ state.hashes for low in range(first, last, self._chunk)]
+        values = (parts[0] if len(parts) == 1 else np.concatenate([np.empty(0), *parts])).astype(np.int64)
         values %= self.prime
         values *= self._unscale[end - values.size : end]
         values += self._pads[which, end - values.size : end]
@@ -109,8 +107,7 @@ class TokenSource:
         return values
 
     def _start(self, request_seed: int) -> Ints:
-        dim = self._bases.size
-        return _field(_words(self._seed, f"request {request_seed}", dim), self.prime)
+        return _beginning(self._seed, request_seed, self._bases.size, self.prime)
 
     def _grow(self, length: int) -> None:
         """Tables for sequences of up to ``length`` tokens, rounded up to a power of two."""
@@ -136,6 +133,12 @@ def token_source(vocab_size: int, eos_token_id: int, seed: int) -> TokenSource:
     return TokenSource(vocab_size, eos_token_id, seed)
 
 
+@lru_cache(maxsize=1024)
+def _beginning(seed: int, request_seed: int, dim: int, p: int) -> Ints:
+    """What a state begins with, int64 [dim]; not to be changed."""
+    return _field(_words(seed, f"request {request_seed}", dim), p)
+
+
 class Alphabet:
     """Ids as residues modulo ``prime`` and back.
 
@@ -159,9 +162,11 @@ class Alphabet:
 
     def corrections(self, ids: np.ndarray, weights: Floats) -> Ints | int:
         """What marked ids and stand-ins add to the plain weighted sum of ``ids``: int64 [dim], or 0."""
-        found = np.flatnonzero((ids >= self._prime) | (ids == self._eos))
-        if not found.size:
+        marked = ids >= self._prime
+        marked |= ids == self._eos
+        if not marked.any():
             return 0
+        found = np.flatnonzero(marked)
         odd = ids[found]
         extra = self._extra[:, (odd == self._eos) + 2 * (odd == self._stand_in)]
         total: Ints = (weights[:, found].astype(np.int64) * extra).sum(axis=1)
