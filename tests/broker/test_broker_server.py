@@ -107,6 +107,6 @@ def test_a_record_that_cannot_be_written_is_named() -> None:
     """By its key, before anything is served."""
     with (
         ExitStack() as resources,
-        pytest.raises(ConfigError, match="routing.record='/no/r' cannot be written: No such"),
+        pytest.raises(ConfigError, match=r"routing.record='/no/r' cannot be written: No such"),
     ):
         _recorder("/no/r", resources)

@@ -242,7 +242,7 @@ def test_command_says_how_it_is_used(arguments: list[str], capsys: pytest.Captur
 def test_facts_of_another_form_are_an_error(config: str, tmp_path: Path) -> None:
     """It names the file, and the key."""
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ConfigError, match="config.json(: (vocab_size|max_position_embeddings))? must "):
+    with pytest.raises(ConfigError, match=r"config.json(: (vocab_size|max_position_embeddings))? must "):
         models.facts(str(tmp_path))
 
 
@@ -265,7 +265,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, *, cached: str | None = None, error: Ex
 def test_a_hub_id_that_nobody_has_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One question to the hub instead of minutes of retries in every process; the key is named."""
     asked = hub(monkeypatch, error=OSError("Name or service not known\nand more"))
-    with pytest.raises(ConfigError, match="model.tokenizer_path='a/b' is no directory, .*: OSError: Name .* known$"):
+    with pytest.raises(ConfigError, match=r"model.tokenizer_path='a/b' is no directory, .*: OSError: Name .* known$"):
         models.check_source("tokenizer_path", "a/b")
     assert asked == ["a/b"]
 
@@ -283,6 +283,6 @@ def test_what_is_on_disk_needs_no_hub(tmp_path: Path, monkeypatch: pytest.Monkey
     """And what cannot be a hub id is missing."""
     asked = hub(monkeypatch)
     models.check_source("path", str(tmp_path))
-    with pytest.raises(ConfigError, match="model.path='/no/such' does not exist"):
+    with pytest.raises(ConfigError, match=r"model.path='/no/such' does not exist"):
         models.check_source("path", "/no/such")
     assert asked == []

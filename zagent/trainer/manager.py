@@ -14,7 +14,7 @@ from zagent.client.link import WELCOME_TIMEOUT_S, Link
 from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
 from zagent.config import Config
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost, RolloutError, ZagentError
+from zagent.errors import ConnectionLost, MemberLost, RolloutError, ZagentError
 from zagent.trainer.collate import collate
 from zagent.trainer.embed import Launched, start_launcher
 from zagent.trainer.io_thread import IoThread
@@ -96,21 +96,22 @@ class AgentLoopManager:
             RolloutError: more than `rollout.max_failed_fraction` of the rows failed; has every row's outcome.
         """
         rows = rows_of(batch, self.config.rollout)
-        return self._collated(self._io.run(self._run(rows)), batch, self._io.run(self._pad()))
+        outcomes, pad = self._io.run(self._run(rows))
+        return self._collated(outcomes, batch, pad)
 
     async def generate_sequences_async(self, batch: DataProto) -> DataProto:
         """`generate_sequences` from inside an event loop. Cancelling it cancels the rows."""
         rows = rows_of(batch, self.config.rollout)
-        outcomes = await asyncio.wrap_future(self._io.submit(self._run(rows)))
-        pad = await asyncio.wrap_future(self._io.submit(self._pad()))
+        outcomes, pad = await asyncio.wrap_future(self._io.submit(self._run(rows)))
         return await asyncio.to_thread(self._collated, outcomes, batch, pad)
 
     def stream(self, batch: DataProto) -> Iterator[Outcome]:
-        """Outcomes in order of completion, unpadded. Closing the iterator cancels the rows that still run."""
-        rollout = self._io.run(self._start(rows_of(batch, self.config.rollout)))
-        return self._stream(rollout)
+        """Outcomes in order of completion, unpadded; rows start with the first `next`. Closing the iterator cancels
+        the rows that still run. Raises `InputError` at once for a batch that cannot be used."""
+        return self._stream(rows_of(batch, self.config.rollout))
 
-    def _stream(self, rollout: Rollout) -> Iterator[Outcome]:
+    def _stream(self, rows: list[Row]) -> Iterator[Outcome]:
+        rollout = self._io.run(self._start(rows))
         try:
             while (outcome := self._io.run(rollout.next())) is not None:
                 yield outcome
@@ -130,14 +131,15 @@ class AgentLoopManager:
     async def _start(self, rows: list[Row]) -> Rollout:
         return Rollout(self._calls, rows, self.config.broker.max_pending)
 
-    async def _run(self, rows: list[Row]) -> list[Outcome]:
-        return await (await self._start(rows)).rest()
+    async def _run(self, rows: list[Row]) -> tuple[list[Outcome], int]:
+        pad = await self._pad()  # before the work: what is done then needs nobody any more
+        return await (await self._start(rows)).rest(), pad
 
     async def _pad(self) -> int:
-        """The padding id: the tokenizer's, which only the workers have loaded."""
+        """The padding id: the tokenizer's, which only the workers have loaded. Asked past their credits."""
         if self._pad_token_id is None:
-            about = await self._calls.call(WORKER_POOL, "about", timeout=CONTROL_TIMEOUT_S)
-            self._pad_token_id = int(about["pad_token_id"])
+            about = await self._on_members(WORKER_POOL, "about")
+            self._pad_token_id = int(next(iter(about.values()))["pad_token_id"])
         return self._pad_token_id
 
     def _collated(self, outcomes: list[Outcome], batch: DataProto, pad_token_id: int) -> DataProto:
@@ -161,11 +163,11 @@ class AgentLoopManager:
 
     def engine_stats(self) -> dict[str, dict[str, Any]]:
         """Per engine, by its own count: calls, prompt_tokens, cached_tokens, response_tokens, in_flight."""
-        return self._io.run(self._on_engines("stats"))
+        return self._io.run(self._on_members(ENGINE_POOL, "stats"))
 
     def clear_kv_cache(self) -> None:
         """Every engine forgets its prefix cache. Raises `EngineError` if one cannot (calls are running)."""
-        self._io.run(self._on_engines("clear_cache"))
+        self._io.run(self._on_members(ENGINE_POOL, "clear_cache"))
 
     def drain(self, name: str, pool: str = ENGINE_POOL) -> None:
         """Give a member nothing new; what it has finishes. Its sessions move to others."""
@@ -178,10 +180,13 @@ class AgentLoopManager:
     async def _broker(self, method: str, argument: Any = None) -> Any:
         return await self._calls.call(BROKER, method, argument, timeout=CONTROL_TIMEOUT_S)
 
-    async def _on_engines(self, method: str) -> dict[str, Any]:
-        engines = (await self._broker("status"))["pools"][ENGINE_POOL]
-        names = [name for name, engine in engines.items() if engine["state"] != "dead"]
-        call = partial(self._calls.call, ENGINE_POOL, method, timeout=CONTROL_TIMEOUT_S)
+    async def _on_members(self, pool: str, method: str) -> dict[str, Any]:
+        """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised."""
+        members = (await self._broker("status"))["pools"][pool]
+        names = [name for name, member in members.items() if member["state"] != "dead"]
+        if not names:
+            raise MemberLost(f"no live member in pool {pool!r}")
+        call = partial(self._calls.call, pool, method, timeout=CONTROL_TIMEOUT_S)
         results = await asyncio.gather(*(call(member=name) for name in names), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -201,7 +206,8 @@ class AgentLoopManager:
             for known in [known for known in self._foreign if known.is_closed()]:
                 close_link_of(known, self._foreign.pop(known), "its event loop has ended")
             self._foreign[loop] = loop.create_task(open_calls(self.endpoint))
-        return await asyncio.shield(self._foreign[loop])
+        opening = self._foreign[loop]
+        return opening.result() if opening.done() else await asyncio.shield(opening)
 
     def _watch_launcher(self, handle: int) -> None:
         """On the I/O loop: when the launcher is gone, nobody will answer any more."""
