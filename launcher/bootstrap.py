@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from zagent.errors import to_wire
+from zagent.errors import ZagentError, to_wire
 
 #: A room that has returned gets this long to leave: children or threads it forgot would be joined for ever. Below
 #: the launcher's own patience (3 s), so that the log says where it hung.
@@ -113,7 +113,8 @@ def _run(entry: str, settings: Mapping[str, Any], reporter: Reporter) -> int | s
     except SystemExit as leaving:
         return leaving.code
     except BaseException as error:
-        traceback.print_exc()
+        # Few frames of an error that we raise ourselves: errors quote the end of this log, and what led to it is above.
+        traceback.print_exc(limit=-2 if isinstance(error, ZagentError) else None)
         reporter.failed(error)
         return 1
     return 0

@@ -151,7 +151,7 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def _remove_shared_memory(run_id: str) -> None:
-    for path in SHARED_MEMORY.glob(f"{PREFIX}{run_id}*"):
+    for path in SHARED_MEMORY.glob(f"*{run_id}*"):  # ours, and what SGLang names after the run
         _delete(path)
 
 

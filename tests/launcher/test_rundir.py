@@ -164,12 +164,14 @@ def test_remove_takes_directory_and_shared_memory_and_repeats(place: Path) -> No
     """Removing is complete, and harmless the second time."""
     run = rundir.create("20200101-000000-01234567", [place])
     (run.temporary / "tmpsocket").touch()
-    memory = rundir.SHARED_MEMORY / f"{rundir.PREFIX}{run.run_id}"
-    memory.touch()
+    names = (f"{rundir.PREFIX}{run.run_id}", f"sglang_loads_{run.run_id}-0a1b_2c.shm")
+    memory = [rundir.SHARED_MEMORY / name for name in names]
+    for file in memory:
+        file.touch()
     rundir.remove(run)
     rundir.remove(run)
     assert not run.path.exists()
-    assert not memory.exists()
+    assert not any(file.exists() for file in memory)
 
 
 def test_run_ids_are_unique() -> None:

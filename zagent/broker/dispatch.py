@@ -184,18 +184,20 @@ class Dispatch:
 
     def stop(self, member: Member) -> None:
         """Tell a live member that nobody will want what it runs."""
-        for lease in member.leases.values():
+        for lease in [*member.leases.values(), *self._directed_at(member)]:
             if not lease.cancelled:
                 self._send(member.control, [encode_header(Cancel(lease.call, lease.attempt))])
 
     def lost(self, member: Member, error: MemberLost, now: float) -> None:
         """A member is gone (its state says so): its calls fail, what waited for it waits for any."""
-        directed = [lease for lease in self._directed.values() if lease.member is member]
-        for lease in [*member.leases.values(), *directed]:
+        for lease in [*member.leases.values(), *self._directed_at(member)]:
             self._release(lease, accepted=False)
             if not lease.cancelled:
                 self._fail(lease.to, lease.call, lease.attempt, error)
         self.requeue(member, now)
+
+    def _directed_at(self, member: Member) -> list[Lease]:
+        return [lease for lease in self._directed.values() if lease.member is member]
 
     def requeue(self, member: Member, now: float) -> None:
         """What waited for room at a member that takes no more waits for any, in order of arrival."""

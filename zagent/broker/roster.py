@@ -5,12 +5,16 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
+from cachetools import LRUCache
+
 from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.errors import DecodeError, ProtocolError
 from zagent.wire.messages import Hello
 
 #: First byte of a lane's identity (zagent/client/link.py); the rest is the peer's nonce.
 DATA, CONTROL = b"d", b"c"
+#: Peers that have said hello on one lane only; the other follows within milliseconds, or never.
+HALF_MAX = 10_000
 
 
 class Roster:
@@ -27,7 +31,8 @@ class Roster:
         self.callers: dict[bytes, Caller] = {}  # by nonce
         self.members: dict[bytes, Member] = {}  # by nonce
         self.trusted: set[bytes] = set()  # nonces of peers that know the secret
-        self._half: dict[bytes, bytes] = {}  # nonce -> the lane that has spoken, of peers not yet welcomed
+        #: Nonce -> the lane that has spoken, of peers not yet welcomed; the oldest are forgotten beyond `HALF_MAX`.
+        self._half: LRUCache[bytes, bytes] = LRUCache(maxsize=HALF_MAX)
 
     def hello(self, sender: bytes, hello: Hello, facts: Any) -> bool:
         """One lane's hello; True when the peer is complete (now a caller, and a member if it names a pool).
@@ -72,7 +77,7 @@ class Roster:
 
     def leave(self, nonce: bytes) -> tuple[Caller | None, Member | None]:
         """Forget a peer; what it was."""
-        self._half.pop(nonce, None)
+        self._half.pop(nonce, b"")
         self.trusted.discard(nonce)
         return self.callers.pop(nonce, None), self.members.pop(nonce, None)
 

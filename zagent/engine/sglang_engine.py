@@ -87,6 +87,7 @@ def _launch(arguments: dict[str, Any], engine: EngineConfig) -> Any:
         if key not in ServerArgs.__struct_fields__:
             raise ConfigError(f"engine.args has unknown key {key!r}{calls.nearest(key, ServerArgs.__struct_fields__)}")
     engine_module.kill_process_tree = _kill_descendants
+    _name_shared_memory()
     return engine_module.Engine(**arguments)
 
 
@@ -279,6 +280,21 @@ def _kill_descendants(pid: int = 0, **options: Any) -> None:
 
     options = {"include_parent": False, "wait_timeout": CLOSE_TIMEOUT_S, **options}
     kill_process_tree(pid or os.getpid(), skip_pid=getattr(resource_tracker._resource_tracker, "_pid", None), **options)
+
+
+def _name_shared_memory() -> None:
+    """SGLang's file in /dev/shm gets a name with the run's id, so that the launcher finds it where SGLang could not
+    remove it: a failed start, SIGKILL."""
+    from sglang.srt.server_args import PortArgs
+
+    init_new = PortArgs.init_new
+
+    def named(*args: Any, **options: Any) -> Any:
+        ports = init_new(*args, **options)
+        ports.instance_id = f"{os.environ.get('ZAGENT_RUN_ID', 'no-run')}-{ports.instance_id}"
+        return ports
+
+    PortArgs.init_new = staticmethod(named)
 
 
 def _remove_shared_memory(engine: Any) -> None:
