@@ -49,11 +49,11 @@ __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    errors = import_module("zagent.errors")  # loads pydantic and numpy nowhere: the tree is plain classes
+    errors = import_module("zagent.errors")
     if name in errors.known_errors():
         return getattr(errors, name)
     raise AttributeError(f"module 'zagent' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*__all__, *import_module("zagent.errors").known_errors()})

@@ -54,6 +54,7 @@ class SimConfig(Section):
     #: Chance per token of ending the answer (the id `eos_token_id`); 0 = always run to the token limit.
     eos_probability: float = Field(0.0, ge=0, le=1)
     eos_token_id: int = Field(2, ge=0)
+    #: Of the invented tokens, beside each call's own seed.
     seed: int = 0
     #: Fault script, see docs/simulated-engine.md.
     faults: tuple[dict[str, Any], ...] = ()
@@ -138,6 +139,8 @@ class RolloutConfig(Section):
     top_k: int = -1
     repetition_penalty: float = Field(1.0, gt=0, le=2)
     calculate_log_probs: bool = True
+    #: Enters each engine call's seed, with global_steps, uid (or index), sample and turn. Simulated engines honour it;
+    #: SGLang only with `engine.args.enable_deterministic_inference=true`.
     seed: int = 0
     val_kwargs: ValConfig = ValConfig()
     #: `error` fails the row; `left` drops the prompt's head before the engine sees it, with a warning.
@@ -227,6 +230,12 @@ class Config(Section):
         Raises:
             ConfigError: names each wrong key with its value and the nearest valid name.
         """
+        if isinstance(overrides, str):
+            raise ConfigError(f"overrides must be a list of key=value, got the text {overrides!r}")
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(
+                f"the configuration's path must be text, got a {type(path).__name__}; see Config.from_dict"
+            )
         merged = OmegaConf.create({})
         if path is not None:
             merged = OmegaConf.merge(merged, _read(path))  # type: ignore[assignment]

@@ -51,6 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; exits with status 2 and one line where it cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m zagent.launch",
+        allow_abbrev=False,
         description="Without --demo or --prompts: serve until Ctrl-C, for trainers that connect to what it prints.",
     )
     job = parser.add_mutually_exclusive_group()
@@ -120,7 +121,8 @@ def embedded(rooms: Mapping[str, str] | None = None) -> int:
         _serve_trainer(json.load(sys.stdin), report, rooms)
     except Exception as error:
         logging.getLogger(__name__).exception("the run ends with an error")
-        report.send({"event": "failed", "error": to_wire(error)})
+        is_callers = isinstance(error, CallerError)  # says what to change; where we found out helps nobody
+        report.send({"event": "failed", "error": to_wire(error.with_traceback(None) if is_callers else error)})
         return UNUSABLE if isinstance(error, CallerError) else FAILED
     return OK
 

@@ -234,7 +234,7 @@ def test_a_waiting_call_is_cancelled_without_a_trace() -> None:
     d.call(caller, b"1")
     d.call(caller, b"2")
     assert d.cancel(caller, b"2") == []
-    assert d.core.calls.pending == 0
+    assert d.core.dispatch.pending == 0
     d.reply(m0, b"1")
     assert d.quiet()
 

@@ -127,7 +127,7 @@ def test_credits_are_never_exceeded_and_waiting_calls_are_served_in_order() -> N
     for i in range(6):
         d.call(caller, b"%d" % i)
     assert d.in_flight() == {"m0": 2, "m1": 2}
-    assert d.core.calls.pending == 2
+    assert d.core.dispatch.pending == 2
     d.take()
     d.reply(m1, b"1")
     d.reply(m0, b"0")
@@ -170,10 +170,10 @@ def test_calls_wait_while_no_member_is_ready() -> None:
     caller = d.caller()
     for i in range(3):
         d.call(caller, b"%d" % i)
-    assert d.core.calls.pending == 3
+    assert d.core.dispatch.pending == 3
     d.join("m0", credits=2)
     assert d.in_flight() == {"m0": 2}
-    assert d.core.calls.pending == 1
+    assert d.core.dispatch.pending == 1
 
 
 def test_a_full_queue_refuses() -> None:
@@ -348,5 +348,5 @@ def test_memory_does_not_grow_with_calls() -> None:
         d.reply(f"{name}/1".encode(), b"%d" % i)
         d.out.clear()
     assert d.quiet()
-    assert len(d.core.calls.sessions) == 100
+    assert len(d.core.dispatch.sessions) == 100
     assert len(d.core.pools["engine"]._heap) <= 2 * 4 + 65

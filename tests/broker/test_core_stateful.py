@@ -241,7 +241,7 @@ class Broker(RuleBasedStateMachine):
         for nonce, credits in self.credits.items():
             name = nonce.decode().partition("/")[0]
             assert self.d.member(name).in_flight == counts[nonce] <= credits
-        assert self.d.core.calls.pending == sum(a.waits for a in self.calls.values()) <= 6
+        assert self.d.core.dispatch.pending == sum(a.waits for a in self.calls.values()) <= 6
         known = sum(len(caller.calls) for caller in self.d.core.roster.callers.values())
         gone = {asked.caller for asked in self.calls.values()} - set(self.callers)
         assert known == sum(bool(a.member or a.waits) for a in self.calls.values() if a.caller not in gone)
@@ -259,7 +259,7 @@ class Broker(RuleBasedStateMachine):
     @invariant()
     def only_sessions_in_flight_exceed_the_cache(self) -> None:
         """Idle sessions never outnumber the cache."""
-        assert len(self.d.core.calls.sessions._idle) <= 2
+        assert len(self.d.core.dispatch.sessions._idle) <= 2
 
     def teardown(self) -> None:
         """Answer everything: then nothing is held, and every call that was not given up has had its answer."""
@@ -267,9 +267,9 @@ class Broker(RuleBasedStateMachine):
         while (call := self._held(0)) is not None:
             self._answer(call, lambda member, call=call: self.d.reply(member, call))
         assert self.d.quiet()
-        assert not self.d.core.calls._leases
-        assert not self.d.core.calls._directed
-        assert not self.d.core.calls.sessions._active
+        assert not self.d.core.dispatch._leases
+        assert not self.d.core.dispatch._directed
+        assert not self.d.core.dispatch.sessions._active
         for call, asked in self.calls.items():
             assert asked.answers == (0 if asked.given_up else 1), call
 

@@ -243,7 +243,7 @@ def test_a_call_that_waits_in_the_broker_ends_at_its_deadline() -> None:
                 await calls.call("engine", "do", timeout=3)
             await asyncio.sleep(1)
             assert now() < 5
-            assert cluster.core.calls.pending == 0
+            assert cluster.core.dispatch.pending == 0
 
     run(main())
 

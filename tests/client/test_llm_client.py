@@ -127,7 +127,7 @@ def test_what_are_no_ids_is_refused_here(ids: Any) -> None:
         async with Cluster() as cluster:
             with pytest.raises(InvalidRequest, match="prompt_ids"):
                 await (await cluster.manager()).generate("s", ids, {})
-            assert cluster.core.calls.pending == 0
+            assert cluster.core.dispatch.pending == 0
 
     run(main())
 
@@ -195,10 +195,10 @@ def test_ending_a_session_forgets_it() -> None:
             await cluster.engine()
             manager = await cluster.manager()
             await manager.generate("s", [1], {"max_new_tokens": 1})
-            assert len(cluster.core.calls.sessions) == 1
+            assert len(cluster.core.dispatch.sessions) == 1
             await manager.end_session("s")
             await asyncio.sleep(0.1)
-            assert len(cluster.core.calls.sessions) == 0
+            assert len(cluster.core.dispatch.sessions) == 0
 
     run(main())
 

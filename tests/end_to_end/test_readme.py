@@ -59,6 +59,12 @@ def test_loop_block(directory: Path) -> None:
     assert script(directory, RUN_LOOP) == "[32, 32, 32] [3, 3, 3]\n"
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    """No placeholder in capitals with an underscore stands outside code."""
+    prose = re.sub(r"```.*?```|`[^`]*`", "", README.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\b[A-Z]{3,}_[A-Z_]+\b|TODO|TBD", prose) == []
+
+
 def test_files_named_exist() -> None:
     """Every file that the README links to is there."""
     links = re.findall(r"\]\(([^)#]+)\)", README.read_text())

@@ -13,8 +13,8 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 from zagent.config import RolloutConfig
 from zagent.errors import PromptTooLong
-from zagent.loops.base import AgentLoopBase, TrainerConfig, versions_array, with_budget
-from zagent.types import AgentLoopOutput, TokenOutput
+from zagent.loops.base import AgentLoopBase, TrainerConfig, with_budget
+from zagent.types import AgentLoopOutput
 
 MESSAGES = [{"role": "user", "content": "hé"}]
 
@@ -132,10 +132,3 @@ def test_a_budget_is_written_into_a_copy() -> None:
     params = {"max_tokens": 9, "max_new_tokens": 50, "top_k": 3}
     assert with_budget(params, 5) == {"max_new_tokens": 5, "top_k": 3}
     assert params == {"max_tokens": 9, "max_new_tokens": 50, "top_k": 3}
-
-
-def test_versions_per_token() -> None:
-    """From spans; −1 where none covers a token."""
-    output = TokenOutput([1, 2, 3, 4], versions=[(7, 0, 2), (8, 2, 3)])
-    assert versions_array(output).tolist() == [7, 7, 8, -1]
-    assert versions_array(TokenOutput([])).dtype == np.int64

@@ -125,7 +125,7 @@ class Driver:
         """Whether nothing is held anywhere: no lease, no waiting call, no call known of any caller."""
         members = [m for pool in self.core.pools.values() for m in pool.members.values()]
         return (
-            self.core.calls.pending == 0
+            self.core.dispatch.pending == 0
             and not any(pool.waiting for pool in self.core.pools.values())
             and not any(m.waiting or m.leases for m in members)
             and not any(caller.calls for caller in self.core.roster.callers.values())

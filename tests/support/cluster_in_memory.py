@@ -56,7 +56,7 @@ class Cluster:
         self._tick_while_calls_wait(loop)
 
     def _tick_while_calls_wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self.core.calls.pending and not self._ticking:
+        if self.core.dispatch.pending and not self._ticking:
             self._ticking = True
             loop.call_later(TICK_S, self._tick, loop)
 
@@ -110,4 +110,4 @@ class Cluster:
         """Whether the broker holds nothing, and the engines agree."""
         counts = [count for pool in self.core.pools for count in self.in_flight(pool).values()]
         own = [server.engine.in_flight() for server in self.engines]
-        return not any(counts) and not any(own) and self.core.calls.pending == 0
+        return not any(counts) and not any(own) and self.core.dispatch.pending == 0

@@ -115,6 +115,7 @@ def test_table() -> None:
         "time            10.0 s",
         "tokens/s        3.0",
         "cached share    50.0% of prompt tokens",
+        "failed          1 × LoopError, first uid u1: it broke",
         "engine    state        calls    tokens  cached",
         "engine-0  dead             0         -       -",
         "engine-1  ready            1        30     50%",

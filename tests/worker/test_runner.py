@@ -87,7 +87,7 @@ def outcome(body: Callable[..., Any], attempt: int = 1, **rollout: Any) -> dict[
             made = await (await worker(cluster, **rollout)).run(row(), attempt)
             await asyncio.sleep(0.1)
             assert cluster.quiet()
-            assert len(cluster.core.calls.sessions) == 0
+            assert len(cluster.core.dispatch.sessions) == 0
             return made
 
     return decode_body(encode_body(run(main())))  # type: ignore[no-any-return]
@@ -282,7 +282,7 @@ def test_cancelling_the_row_stops_loop_and_engine() -> None:
             await asyncio.sleep(0.1)
             assert seen == ["cancelled"]
             assert cluster.quiet()
-            assert len(cluster.core.calls.sessions) == 0
+            assert len(cluster.core.dispatch.sessions) == 0
 
     run(main())
 
@@ -348,7 +348,7 @@ def test_a_later_answer_makes_it_whole_again() -> None:
 def test_every_row_has_the_standard_extra_fields() -> None:
     """So that rows of different loops concatenate; the loop's own values win (pitfall D23)."""
     plain = outcome(lambda self: output())["output"]["extra_fields"]
-    assert {*STANDARD_EXTRA_FIELDS, "cached_tokens", "prompt_tokens"} == set(plain)
+    assert {*STANDARD_EXTRA_FIELDS, "cached_tokens", "prompt_tokens", "rollout_versions"} == set(plain)
     own = outcome(lambda self: output(extra_fields={"turn_scores": [1.0], "min_global_steps": 5}))
     assert own["output"]["extra_fields"]["turn_scores"] == [1.0]
     assert own["output"]["extra_fields"]["min_global_steps"] == 5
@@ -391,13 +391,13 @@ def test_all_sessions_of_a_trajectory_are_ended() -> None:
             async def body(self: Any) -> AgentLoopOutput:
                 for session in ("a", "b"):
                     await self.server_manager.generate(session, [1], {"max_new_tokens": 1})
-                during.append(len(cluster.core.calls.sessions))
+                during.append(len(cluster.core.dispatch.sessions))
                 raise ValueError("end")
 
             loop_of(body)
             await (await worker(cluster)).run(row())
             await asyncio.sleep(0.1)
-            return during[0], len(cluster.core.calls.sessions)
+            return during[0], len(cluster.core.dispatch.sessions)
 
     assert run(main()) == (2, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
@@ -31,7 +32,7 @@ def asked(params: dict[str, Any], calls: int = 2, workers: int = 1) -> list[list
             await cluster.member("m", {"generate": generate})
             found = []
             for number in range(workers):
-                manager = SampleServerManager(await cluster.caller(), KEY)
+                manager = SampleServerManager(await cluster.caller(), KEY, 99)
                 for _ in range(calls):
                     await manager.generate(f"session {number}", [1], params)
                 found.append([*seen])
@@ -59,3 +60,13 @@ def test_a_loop_may_choose_its_own_seed() -> None:
     """What it says wins."""
     (seen,) = asked({"sampling_seed": 7})
     assert [p["sampling_seed"] for p in seen] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("params", "sent"),
+    [({}, 99), ({"max_new_tokens": 5}, 5), ({"max_tokens": 7}, 7), ({"max_tokens": 7, "max_new_tokens": 5}, 5)],
+)
+def test_every_call_has_a_token_limit(params: dict[str, Any], sent: int) -> None:
+    """The caller's, under either name, else the response length: an engine alone would go on to the context's end."""
+    (seen,) = asked(params)
+    assert [(p["max_new_tokens"], "max_tokens" in p) for p in seen] == [(sent, False)] * len(seen)

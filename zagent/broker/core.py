@@ -76,7 +76,7 @@ class BrokerCore:
         self._incarnation = incarnation
         self._facts = facts or {}
         self._out: Sends = []
-        self.calls = Dispatch(self.pools, self._send, Sessions(sticky_cache_size), max_pending, record)
+        self.dispatch = Dispatch(self.pools, self._send, Sessions(sticky_cache_size), max_pending, record)
         self._early: LRUCache[tuple[bytes, int], bool] = LRUCache(maxsize=EARLY_CANCELS)
         self._handlers: dict[type, Callable[[bytes, Any, Frames, float], None]] = {
             Call: self._call,
@@ -132,7 +132,7 @@ class BrokerCore:
 
     def tick(self, now: float) -> Sends:
         """Time has passed."""
-        self.calls.expire(now)
+        self.dispatch.expire(now)
         return self._flush()
 
     def _send(self, to: bytes, frames: Frames) -> None:
@@ -163,7 +163,7 @@ class BrokerCore:
                 self._gone(former.data[1:], f"epoch {member.epoch} took its place", now)
             pool.add(member)
             pool.ready(member)
-            self.calls.feed(pool, now)
+            self.dispatch.feed(pool, now)
 
     def _goodbye(self, sender: bytes, message: Goodbye, frames: Frames, now: float) -> None:
         self._gone(sender[1:], "it said goodbye", now)
@@ -181,10 +181,10 @@ class BrokerCore:
         caller, member = self.roster.leave(nonce)
         if caller is not None:
             for call in list(caller.calls):
-                self.calls.give_up(call)
+                self.dispatch.give_up(call)
         if member is not None:
             member.become(State.DEAD)
-            self.calls.lost(member, MemberLost(f"{member.name} is gone: {reason}"), now)
+            self.dispatch.lost(member, MemberLost(f"{member.name} is gone: {reason}"), now)
 
     def _drain(self, sender: bytes, message: Drain, frames: Frames, now: float) -> None:
         self._stop_giving(sender[1:], now)
@@ -193,7 +193,7 @@ class BrokerCore:
         member = self.roster.members.get(nonce) if nonce else None
         if member is not None and member.takes_calls:
             member.become(State.DRAINING)
-            self.calls.requeue(member, now)
+            self.dispatch.requeue(member, now)
 
     # ---- calls and answers ------------------------------------------------------------------------------------------
 
@@ -201,26 +201,26 @@ class BrokerCore:
         caller = self.roster.callers[sender[1:]]
         if self._early and self._early.pop((call.call, call.attempt), False):
             self.counters["early_cancels"] += 1
-        elif self.calls.knows(call.call):
+        elif self.dispatch.knows(call.call):
             self.counters["refused"] += 1  # a replayed id: the running call goes on, and answers its own caller
         elif call.pool == BROKER:
             self._answer_self(sender, call, frames, now)
         else:
-            self.calls.submit(caller, sender, call, frames, now)
+            self.dispatch.submit(caller, sender, call, frames, now)
 
     def _answer(self, sender: bytes, answer: Reply | Failure, frames: Frames, now: float) -> None:
         member = self.roster.members.get(sender[1:])
-        if member is None or not self.calls.answer(member, answer, frames, now):
+        if member is None or not self.dispatch.answer(member, answer, frames, now):
             self.counters["late"] += 1
 
     def _cancel(self, sender: bytes, message: Cancel, frames: Frames, now: float) -> None:
         if message.call in self.roster.callers[sender[1:]].calls:
-            self.calls.give_up(message.call)
-        elif not self.calls.knows(message.call):
+            self.dispatch.give_up(message.call)
+        elif not self.dispatch.knows(message.call):
             self._early[(message.call, message.attempt)] = True
 
     def _end_session(self, sender: bytes, message: EndSession, frames: Frames, now: float) -> None:
-        self.calls.sessions.end((message.pool, message.session))
+        self.dispatch.sessions.end((message.pool, message.session))
 
     def _refuse(self, sender: bytes, error: ZagentError, message: Any = None) -> None:
         """Count it, and answer so that the other side knows why."""
@@ -237,15 +237,15 @@ class BrokerCore:
                 raise UnknownMethod(f"the broker has no method {call.method!r}, only {sorted(self._own)}")
             body = encode_body(method(decode_body(frames[1:]), now))
         except ZagentError as error:
-            self.calls.fail(sender, call, error)
+            self.dispatch.fail(sender, call, error)
             return
         self._send(sender, [encode_header(Reply(call.call, call.attempt)), *body])
 
     def _status(self, argument: Any, now: float) -> dict[str, Any]:
         return {
             "pools": self.roster.status(),
-            "sessions": len(self.calls.sessions),
-            "pending": self.calls.pending,
+            "sessions": len(self.dispatch.sessions),
+            "pending": self.dispatch.pending,
             "callers": len(self.roster.callers),
             "incarnation": self._incarnation,
             "counters": dict(self.counters),
@@ -263,5 +263,5 @@ class BrokerCore:
 
     def _remove_named(self, argument: Any, now: float) -> None:
         nonce = self._named(argument)
-        self.calls.stop(self.roster.members[nonce])
+        self.dispatch.stop(self.roster.members[nonce])
         self._gone(nonce, "it was removed", now)

@@ -15,7 +15,7 @@ import numpy as np
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.config import RolloutConfig
 from zagent.errors import PromptTooLong
-from zagent.types import AgentLoopOutput, Ids, TokenOutput
+from zagent.types import AgentLoopOutput, Ids
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -122,7 +122,10 @@ class AgentLoopBase(ABC):
         if len(ids) <= limit:
             return ids
         if self.rollout_config.prompt_overflow == "error":
-            raise PromptTooLong(f"prompt of {len(ids)} tokens exceeds rollout.prompt_length={limit}")
+            raise PromptTooLong(
+                f"prompt of {len(ids)} tokens exceeds rollout.prompt_length={limit} "
+                "(rollout.prompt_overflow=left would drop its head)"
+            )
         logger.warning("%s: prompt of %d tokens lost its first %d", self.row_name, len(ids), len(ids) - limit)
         return ids[-limit:]
 
@@ -142,11 +145,3 @@ class AgentLoopBase(ABC):
 def with_budget(sampling_params: dict[str, Any], budget: int) -> dict[str, Any]:
     """A copy of ``sampling_params`` that asks for at most ``budget`` tokens."""
     return {**{k: v for k, v in sampling_params.items() if k != "max_tokens"}, "max_new_tokens": budget}
-
-
-def versions_array(output: TokenOutput) -> np.ndarray:
-    """Weight version of each token of ``output``, int64 [tokens]."""
-    versions = np.full(len(output.token_ids), -1, np.int64)
-    for version, start, end in output.versions:
-        versions[start:end] = version
-    return versions

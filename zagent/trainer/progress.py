@@ -33,6 +33,8 @@ class Tally:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    #: By error class: how many rows, and the first one's uid and message.
+    errors: dict[str, tuple[int, Any, str]] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -50,6 +52,10 @@ class Tally:
 
     def add(self, outcome: Outcome) -> None:
         self.statuses[outcome.status] += 1
+        if outcome.error is not None:
+            kind = type(outcome.error).__name__
+            count, uid, text = self.errors.get(kind, (0, outcome.uid, str(outcome.error)))
+            self.errors[kind] = (count + 1, uid, text)
         output = outcome.output
         if output is None:
             return
@@ -145,6 +151,8 @@ def table(progress: Progress, engines: Mapping[str, Mapping[str, Any]]) -> str:
         ("tokens/s", f"{progress.tokens_per_s:.1f}"),
         ("cached share", "unknown" if share is None else f"{share:.1%} of prompt tokens"),
     ]
+    for kind, (count, uid, text) in sorted(tally.errors.items()):
+        facts.append(("failed", f"{count} × {kind}, first uid {uid}: {text.splitlines()[0] if text else ''}"))
     lines = [f"{name:<16}{value}" for name, value in facts]
     return "\n".join([*lines, *_engine_lines(engines)])
 

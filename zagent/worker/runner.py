@@ -18,6 +18,7 @@ from zagent.loops.registry import build_loop
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput
 from zagent.worker.checks import check_encodes, check_output, refused_output
 from zagent.worker.sample_llm import SampleServerManager
+from zagent.worker.sampled import Sampled, response_versions
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +43,17 @@ class AgentLoopWorker:
 
         Whatever the loop raises ends this row only. Cancelling stops the loop and its engine calls.
         """
-        llm = SampleServerManager(self._calls, row["seed_key"])
+        llm = SampleServerManager(self._calls, row["seed_key"], self._trainer_config.rollout.response_length)
         try:
             output = await self._run_loop(row, llm, attempt)
-            status = "partial" if llm.last_stop_reason == "abort" else "ok"
+            status = "partial" if llm.sampled.last_stop_reason == "abort" else "ok"
             packed = pack_output(output)
             check_encodes(packed, row["agent_name"])  # a value of the loop's that cannot travel fails this row only
             outcome = {"status": status, "output": packed, "error": None, "attempt": attempt}
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # sys.exit() in a loop, or a Rust library's panic, must not end the worker
-            logger.warning("row %s (uid %s): %s: %s", row["index"], row["uid"], type(error).__name__, error)
+            logger.warning("%s: %s: %s", row_name(row), type(error).__name__, error)
             outcome = {"status": "failed", "output": None, "error": to_wire(error), "attempt": attempt}
         finally:
             await llm.end_sessions()
@@ -77,7 +78,8 @@ class AgentLoopWorker:
                 raise
             raise CallCancelled("the loop raised CancelledError though nobody cancelled it") from error
         output = check_output(output, row["agent_name"], self._trainer_config.rollout.prompt_length)
-        self._complete(output, llm)
+        self._warn_of_cut(output, row)
+        complete(output, llm.sampled)
         return output
 
     def _start(self, row: dict[str, Any], llm: SampleServerManager, attempt: int) -> Awaitable[Any]:
@@ -101,18 +103,38 @@ class AgentLoopWorker:
         if not callable(getattr(loop, "run", None)):
             raise LoopError(f"agent loop {row['agent_name']!r} makes a {type(loop).__name__}, which has no run()")
         loop.attempt = attempt
-        loop.row_name = f"row {row['index']} (uid {row['uid']}, sample {row['sample']})"
+        loop.row_name = row_name(row)
         return loop  # type: ignore[no-any-return]
 
-    def _complete(self, output: AgentLoopOutput, llm: SampleServerManager) -> None:
-        fields = output.extra_fields
-        if llm.versions:
-            fields.setdefault("min_global_steps", min(llm.versions))
-            fields.setdefault("max_global_steps", max(llm.versions))
-        fields.setdefault("cached_tokens", llm.cached_tokens)
-        fields.setdefault("prompt_tokens", llm.prompt_tokens)
-        for key in STANDARD_EXTRA_FIELDS:
-            fields.setdefault(key, None)
+    def _warn_of_cut(self, output: AgentLoopOutput, row: dict[str, Any]) -> None:
+        limit = self._trainer_config.rollout.response_length
+        if len(output.response_ids) > limit:
+            lost = len(output.response_ids) - limit
+            logger.warning("%s: the response's last %d tokens, beyond %d, are cut", row_name(row), lost, limit)
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """How log lines call a row."""
+    return f"row {row['index']} (uid {row['uid']}, sample {row['sample']})"
+
+
+def complete(output: AgentLoopOutput, sampled: Sampled) -> None:
+    """Fill in what the loop has not said and its engine calls tell: versions, times, counts, the standard fields."""
+    fields = output.extra_fields
+    if fields.get("rollout_versions") is None:
+        fields["rollout_versions"] = response_versions(output, sampled)
+    if sampled.versions:
+        fields.setdefault("min_global_steps", min(sampled.versions))
+        fields.setdefault("max_global_steps", max(sampled.versions))
+    fields.setdefault("cached_tokens", sampled.cached_tokens)
+    fields.setdefault("prompt_tokens", sampled.prompt_tokens)
+    for key in STANDARD_EXTRA_FIELDS:
+        fields.setdefault(key, None)
+    metrics = output.metrics
+    if not metrics.generate_sequences:
+        metrics.generate_sequences = sampled.seconds
+    if metrics.num_preempted < 0 and sampled.num_preempted is not None:
+        metrics.num_preempted = sampled.num_preempted
 
 
 def pack_output(output: AgentLoopOutput) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The server manager that one sample's loop gets: seeds by turn, sessions ended, what was generated counted."""
+"""The server manager that one sample's loop gets: seeds by turn, a token limit, sessions ended, answers counted."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from zagent.client.calls import Calls
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.loops.seeds import seed_for
-from zagent.types import Ids, StopReason, TokenOutput
+from zagent.types import Ids, TokenOutput
+from zagent.worker.sampled import Sampled
 
 
 class SampleServerManager(AsyncLLMServerManager):
@@ -19,18 +21,16 @@ class SampleServerManager(AsyncLLMServerManager):
         calls: the worker's pending table.
         seed_key: `Row.seed_key`; engine call k of the trajectory is seeded with `seed_for(*seed_key, k)`, unless the
             loop sets `sampling_seed` itself. Simulated engines honour it; SGLang only in its deterministic mode.
+        response_length: `max_new_tokens` of calls that do not say it; engines would go on to the context's end.
     """
 
-    def __init__(self, calls: Calls, seed_key: Sequence[Any]) -> None:
+    def __init__(self, calls: Calls, seed_key: Sequence[Any], response_length: int) -> None:
         super().__init__(calls)
+        self._response_length = response_length
         self._seed: Callable[[int], int] = partial(seed_for, *seed_key)
         self._turn = 0
         self._sessions: set[str] = set()
-        #: Over all calls: prompt tokens sent, those found in the prefix cache, weight versions seen.
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.versions: set[int] = set()
-        self.last_stop_reason: StopReason | None = None
+        self.sampled = Sampled()
 
     async def generate(
         self,
@@ -43,15 +43,20 @@ class SampleServerManager(AsyncLLMServerManager):
         seed = self._seed(self._turn)
         self._turn += 1
         self._sessions.add(request_id)
-        params = {"sampling_seed": seed, **sampling_params}
+        limit = sampling_params.get("max_tokens", self._response_length)
+        params = {"sampling_seed": seed, "max_new_tokens": limit, **without_max_tokens(sampling_params)}
+        clock = asyncio.get_running_loop().time
+        started = clock()
         output = await super().generate(request_id, prompt_ids, params, image_data, video_data)
-        self.prompt_tokens += len(prompt_ids)
-        self.cached_tokens += output.cached_tokens
-        self.versions.update(version for version, _, _ in output.versions)
-        self.last_stop_reason = output.stop_reason
+        self.sampled.add(len(prompt_ids), output, clock() - started)
         return output
 
     async def end_sessions(self) -> None:
         """The trajectory is over."""
         for session in self._sessions:
             await self.end_session(session)
+
+
+def without_max_tokens(sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """A copy without `max_tokens`, OpenAI's name for what SGLang calls `max_new_tokens`."""
+    return {key: value for key, value in sampling_params.items() if key != "max_tokens"}
