@@ -17,7 +17,7 @@ from launcher.plan import ChildSpec, Member, Plan
 from launcher.ports import EnginePorts
 from launcher.startup import start
 from zagent.config import LauncherConfig
-from zagent.errors import ConnectionLost, MemberLost, ZagentError
+from zagent.errors import ConnectionLost, MemberLost, StartupError, ZagentError
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,10 @@ class Cluster:
                 self._on_exit(child)
 
     def _on_exit(self, child: Child) -> None:
-        if not self._serving or self._ending.done():
+        if self._ending.done():
+            return
+        if not self._serving:
+            self._on_early_exit(child)
             return
         others = [c for c in self._children if c.spec.room == child.spec.room and not c.exited.done()]
         decision = policy.on_exit(child.spec, len(others))
@@ -164,6 +167,11 @@ class Cluster:
             self._tell_broker(member, reason)
         if decision.end:
             self._ending.set_exception(_fatal(child, reason))
+
+    def _on_early_exit(self, child: Child) -> None:
+        """Start-up itself sees whoever is not ready yet; without the broker nobody else will be."""
+        if child.spec.room == "broker" and child.ready.done() and not child.ready.exception():
+            self._ending.set_exception(StartupError(str(_fatal(child, describe(child.exited.result())))))
 
     def _tell_broker(self, member: Member, reason: str) -> None:
         if self._link is not None:

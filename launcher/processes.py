@@ -54,6 +54,15 @@ def environment(pid: int) -> frozenset[bytes]:
         return frozenset()
 
 
+def command_line(pid: int) -> list[bytes]:
+    """Arguments of a process; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 def of_run(run_id: str, but: Collection[int] = ()) -> list[Process]:
     """Running processes that carry ``run_id`` in their environment, this one and ``but`` excepted."""
     mark = f"{RUN_ID_VARIABLE}={run_id}".encode()

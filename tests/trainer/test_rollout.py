@@ -68,7 +68,7 @@ def test_outcomes_come_in_input_order(count: int, workers: int) -> None:
     async def main() -> list[Outcome]:
         async with Cluster() as cluster:
             calls = await serving(cluster, *(Worker(lambda i: (i * 7) % 5) for _ in range(workers)), credits=4)
-            return await Rollout(calls, rows(count), window=1000).rest()
+            return await Rollout(calls, rows(count), window=asyncio.Semaphore(1000)).rest()
 
     outcomes = run(main())
     assert [o.index for o in outcomes] == list(range(count))
@@ -82,7 +82,7 @@ def test_next_gives_outcomes_as_they_finish_and_then_none() -> None:
 
     async def main() -> list[int | None]:
         async with Cluster() as cluster:
-            rollout = Rollout(await serving(cluster, Worker(lambda i: 3 - i)), rows(3), window=10)
+            rollout = Rollout(await serving(cluster, Worker(lambda i: 3 - i)), rows(3), window=asyncio.Semaphore(10))
             given = [await rollout.next() for _ in range(5)]
             return [outcome and outcome.index for outcome in given]
 
@@ -94,7 +94,7 @@ def test_rest_gives_what_next_has_not() -> None:
 
     async def main() -> tuple[int, list[int]]:
         async with Cluster() as cluster:
-            rollout = Rollout(await serving(cluster, Worker(lambda i: 3 - i)), rows(3), window=10)
+            rollout = Rollout(await serving(cluster, Worker(lambda i: 3 - i)), rows(3), window=asyncio.Semaphore(10))
             first = await rollout.next()
             assert first is not None
             return first.index, [outcome.index for outcome in await rollout.rest()]
@@ -108,7 +108,7 @@ def test_the_window_bounds_what_is_on_the_wire() -> None:
     async def main() -> tuple[int, int]:
         async with Cluster() as cluster:
             worker = Worker(lambda i: 1)
-            outcomes = await Rollout(await serving(cluster, worker), rows(20), window=6).rest()
+            outcomes = await Rollout(await serving(cluster, worker), rows(20), window=asyncio.Semaphore(6)).rest()
             return worker.most, len(outcomes)
 
     assert run(main()) == (6, 20)
@@ -127,7 +127,7 @@ def test_a_row_that_fails_is_an_outcome_among_the_others() -> None:
                     raise ValueError("worse")
                 return reply(row["index"])
 
-            return await Rollout(await serving(cluster, worker), rows(4), window=10).rest()
+            return await Rollout(await serving(cluster, worker), rows(4), window=asyncio.Semaphore(10)).rest()
 
     outcomes = run(main())
     assert [o.status for o in outcomes] == ["ok", "failed", "failed", "ok"]
@@ -142,7 +142,7 @@ def test_a_lost_workers_rows_run_again_elsewhere() -> None:
         async with Cluster() as cluster:
             calls = await serving(cluster, Worker(lambda i: 1000))
             dying = cluster.links[0]
-            rollout = Rollout(calls, rows(3), window=10)
+            rollout = Rollout(calls, rows(3), window=asyncio.Semaphore(10))
             await asyncio.sleep(1)
             await cluster.member("w1", {"run": Worker()}, pool="worker")
             dying.close()
@@ -166,7 +166,7 @@ def test_a_row_whose_workers_all_die_fails_with_the_number_of_attempts() -> None
                 raise MemberLost("dead again")
 
             await cluster.member("w", {"run": worker}, pool="worker")
-            return await Rollout(await cluster.caller(Retry(attempts=3)), rows(1), window=1).rest()
+            return await Rollout(await cluster.caller(Retry(attempts=3)), rows(1), window=asyncio.Semaphore(1)).rest()
 
     (outcome,) = run(main())
     assert (outcome.status, outcome.attempt, type(outcome.error)) == ("failed", 3, MemberLost)
@@ -178,7 +178,7 @@ def test_a_row_that_cannot_cross_the_wire_fails_alone() -> None:
     async def main() -> list[Outcome]:
         async with Cluster() as cluster:
             calls = await serving(cluster, Worker())
-            return await Rollout(calls, rows(2, extra=[{"x": {1, 2}}, {"x": 1}]), window=10).rest()
+            return await Rollout(calls, rows(2, extra=[{"x": {1, 2}}, {"x": 1}]), window=asyncio.Semaphore(10)).rest()
 
     first, second = run(main())
     assert isinstance(first.error, EncodeError)
@@ -192,7 +192,7 @@ def test_cancel_stops_the_rows_at_the_workers() -> None:
     async def main() -> tuple[list[int], bool]:
         async with Cluster() as cluster:
             worker = Worker(lambda i: 1000)
-            rollout = Rollout(await serving(cluster, worker), rows(10), window=4)
+            rollout = Rollout(await serving(cluster, worker), rows(10), window=asyncio.Semaphore(4))
             await asyncio.sleep(1)
             await rollout.cancel()
             await asyncio.sleep(0.1)
@@ -207,7 +207,7 @@ def test_cancel_right_after_the_start(count: int) -> None:
 
     async def main() -> bool:
         async with Cluster() as cluster:
-            rollout = Rollout(await serving(cluster, Worker()), rows(count), window=4)
+            rollout = Rollout(await serving(cluster, Worker()), rows(count), window=asyncio.Semaphore(4))
             await rollout.cancel()
             await rollout.cancel()
             await asyncio.sleep(0.1)
@@ -222,7 +222,9 @@ def test_cancelling_rest_cancels_the_rows() -> None:
     async def main() -> tuple[list[int], bool]:
         async with Cluster() as cluster:
             worker = Worker(lambda i: 1000)
-            task = asyncio.create_task(Rollout(await serving(cluster, worker), rows(3), window=10).rest())
+            task = asyncio.create_task(
+                Rollout(await serving(cluster, worker), rows(3), window=asyncio.Semaphore(10)).rest()
+            )
             await asyncio.sleep(1)
             task.cancel()
             await asyncio.wait([task])
@@ -239,7 +241,7 @@ def test_a_lost_cluster_fails_every_row_that_ran() -> None:
     async def main() -> list[Outcome]:
         async with Cluster() as cluster:
             calls = await serving(cluster, Worker(lambda i: i * 10))
-            rollout = Rollout(calls, rows(3), window=10)
+            rollout = Rollout(calls, rows(3), window=asyncio.Semaphore(10))
             await asyncio.sleep(5)
             calls.link.close("the cluster has ended")
             return await rollout.rest()
@@ -261,7 +263,7 @@ def test_the_row_arrives_whole() -> None:
                 return reply(0)
 
             calls = await serving(cluster, worker)
-            await Rollout(calls, rows(1, ground_truth=["42"]), window=1).rest()
+            await Rollout(calls, rows(1, ground_truth=["42"]), window=asyncio.Semaphore(1)).rest()
             return seen[0]  # type: ignore[no-any-return]
 
     row = run(main())
@@ -290,7 +292,7 @@ def test_a_reply_of_another_form_fails_its_row(answer: Any) -> None:
             async def worker(row: Any, call: Call) -> Any:
                 return answer
 
-            return (await Rollout(await serving(cluster, worker), rows(1), window=1).rest())[0]
+            return (await Rollout(await serving(cluster, worker), rows(1), window=asyncio.Semaphore(1)).rest())[0]
 
     outcome = run(main())
     assert outcome.status == "failed"

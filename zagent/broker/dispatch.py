@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from zagent.broker.pool import Caller, Lease, Member, Pool, State, Waiting
 from zagent.broker.sticky import Sessions
-from zagent.errors import CallerError, DeadlineExceeded, MemberLost, Overloaded, ZagentError, to_wire
+from zagent.errors import CallerError, DeadlineExceeded, EncodeError, MemberLost, Overloaded, ZagentError, to_wire
 from zagent.wire.codec import Buffer, encode_body, encode_header
 from zagent.wire.messages import Call, Cancel, Failure, Reply
 
@@ -109,8 +109,13 @@ class Dispatch:
     def _assign(self, pool: Pool, entry: Waiting, member: Member, key: tuple[str, str] | None, now: float) -> None:
         call, frames = entry.call, entry.frames
         if self._waiting.pop(call.call, None) is not None and entry.deadline is not None:
-            remaining = max(0, int((entry.deadline - now) * 1000))
-            frames = [encode_header(call._replace(remaining_ms=remaining)), *frames[1:]]
+            remaining = max(0, min(call.remaining_ms, int((entry.deadline - now) * 1000)))  # floats round up, too
+            try:
+                frames = [encode_header(call._replace(remaining_ms=remaining)), *frames[1:]]
+            except EncodeError as error:  # a header at the very limit, to which fields that were left out are added
+                entry.caller.calls.discard(call.call)
+                self.fail(entry.to, call, error)
+                return
         lease = Lease(call.call, call.attempt, entry.caller, entry.to, member, key)
         self._leases[call.call] = lease
         entry.caller.calls.add(call.call)

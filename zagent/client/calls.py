@@ -172,6 +172,6 @@ class Calls:
 
     def _close(self) -> None:
         for pending in self._pending.values():
-            if not pending.future.done():
+            if not pending.future.done() and not pending.future.get_loop().is_closed():
                 error = ConnectionLost(f"the link to the broker is closed: {self.link.closed}")
                 pending.future.set_exception(error)

@@ -121,6 +121,8 @@ class Link:
 
     def send(self, message: Message, body: Sequence[Buffer] = (), *, control: bool = False) -> None:
         """Send one message. Raises `ConnectionLost` once closed."""
+        if self.closed:
+            raise ConnectionLost(f"the link to the broker is closed: {self.closed}")
         (self._control if control else self._data).send([encode_header(message), *body])
 
     def _receive(self, batch: list[Frames]) -> None:
@@ -141,9 +143,10 @@ class Link:
         """Say goodbye and close both lanes; whatever still waits on the link is told why."""
         if not self._open:
             return
-        self._open, self.closed = False, reason
+        self._open = False
         with suppress(ConnectionLost):  # a lane that could not be opened
             self.send(Goodbye(), control=True)
+        self.closed = reason
         for lane in (self._data, self._control):
             lane.close()
         for callback in self._closed:

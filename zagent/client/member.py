@@ -39,6 +39,8 @@ class Member:
         self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._early: LRUCache[tuple[bytes, int], bool] = LRUCache(maxsize=EARLY_CANCELS)
         self._closing: str | None = None
+        #: Who made us: `asyncio.run` cancels it with all others when the process ends by an accident of a loop's.
+        self._home = asyncio.current_task()
         link.on(Call, self._start)
         link.on(Cancel, self._cancel)
 
@@ -89,6 +91,8 @@ class Member:
             return MemberLost(f"{self._link.identity.name} is gone: {self._closing}")
         if cancelled.args == ("deadline",):
             return DeadlineExceeded("the call's time ran out while it ran")
+        if self._home is not None and self._home.cancelling():
+            return MemberLost(f"{self._link.identity.name} is gone: its event loop ended")
         return CallCancelled("cancelled by its caller")
 
     def _cancel(self, cancel: Cancel, body: Frames) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ class IoThread:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._closed = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -33,9 +35,10 @@ class IoThread:
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Start ``work`` on the loop. Cancelling the future cancels it there. Raises `ConnectionLost` once closed."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             work.close()
-            raise ConnectionLost("the manager is closed")
+            what = "is closed" if self._closed else "belongs to the process that made it, this is a fork of that"
+            raise ConnectionLost(f"the manager {what}")
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from zagent.client.calls import Calls
-from zagent.client.link import WELCOME_TIMEOUT_S, Link
+from zagent.client.link import WELCOME_TIMEOUT_S
 from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
 from zagent.config import Config
 from zagent.data_proto import DataProto
@@ -18,11 +20,11 @@ from zagent.errors import ConnectionLost, MemberLost, RolloutError, ZagentError
 from zagent.trainer.collate import collate
 from zagent.trainer.embed import Launched, start_launcher
 from zagent.trainer.io_thread import IoThread
+from zagent.trainer.links import Links
 from zagent.trainer.rollout import WORKER_POOL, Rollout
 from zagent.trainer.rows import Row, rows_of
 from zagent.types import Outcome
 from zagent.wire.messages import BROKER
-from zagent.wire.sockets import DealerChannel
 
 #: Seconds a control call may take; an engine that is busy answers it all the same.
 CONTROL_TIMEOUT_S = 30.0
@@ -41,18 +43,19 @@ class AgentLoopManager:
         self._io = IoThread("zagent-io")
         self._pid = os.getpid()
         self._closed = False
-        self._foreign: dict[asyncio.AbstractEventLoop, asyncio.Task[Calls]] = {}
         self._pad_token_id: int | None = None
         try:
-            self._calls = self._io.run(open_calls(endpoint, timeout))
+            self._links = Links(endpoint, watched=launched is None)
+            self._calls = self._io.run(self._links.here(timeout))
         except BaseException:
             self._io.close()
             raise
         facts = self._calls.link.facts
         self.config = Config.from_dict(facts["config"])
         self.run_id: str = facts.get("run_id", "")
+        self._window = asyncio.Semaphore(self.config.broker.max_pending)
         #: Calls engines directly: `await manager.server_manager.generate(…)` on any loop.
-        self.server_manager = AsyncLLMServerManager(self._calls_here)
+        self.server_manager = AsyncLLMServerManager(self._links.here)
         if launched is not None:
             self._io.loop.call_soon_threadsafe(self._watch_launcher, os.pidfd_open(launched.pid))
 
@@ -75,7 +78,21 @@ class AgentLoopManager:
     @classmethod
     async def create(cls, config: Config | None = None) -> AgentLoopManager:
         """`launch` from inside an event loop."""
-        return await asyncio.to_thread(cls.launch, config)
+        launching: Future[AgentLoopManager] = Future()
+        launching.set_running_or_notify_cancel()  # it cannot be taken back any more
+
+        def launch() -> None:
+            try:
+                launching.set_result(cls.launch(config))
+            except BaseException as error:
+                launching.set_exception(error)
+
+        threading.Thread(target=launch, name="zagent-launch", daemon=True).start()
+        try:
+            return await asyncio.wrap_future(launching)
+        except asyncio.CancelledError:
+            launching.add_done_callback(_close_unwanted)
+            raise
 
     @classmethod
     def connect(cls, endpoint: str, timeout: float = WELCOME_TIMEOUT_S) -> AgentLoopManager:
@@ -116,7 +133,9 @@ class AgentLoopManager:
             while (outcome := self._io.run(rollout.next())) is not None:
                 yield outcome
         finally:
-            self._io.run(rollout.cancel())
+            # Not waited for: the garbage collector may be the one that closes us, on the I/O thread, or in a fork.
+            with suppress(ConnectionLost):
+                self._io.submit(rollout.cancel())
 
     async def stream_async(self, batch: DataProto) -> AsyncIterator[Outcome]:
         """`stream` from inside an event loop."""
@@ -126,10 +145,11 @@ class AgentLoopManager:
             while (outcome := await asyncio.wrap_future(self._io.submit(rollout.next()))) is not None:
                 yield outcome
         finally:
-            await asyncio.wrap_future(self._io.submit(rollout.cancel()))
+            with suppress(ConnectionLost):  # closed meanwhile, and the rows with it
+                await asyncio.wrap_future(self._io.submit(rollout.cancel()))
 
     async def _start(self, rows: list[Row]) -> Rollout:
-        return Rollout(self._calls, rows, self.config.broker.max_pending)
+        return Rollout(self._calls, rows, self._window)
 
     async def _run(self, rows: list[Row]) -> tuple[list[Outcome], int]:
         pad = await self._pad()  # before the work: what is done then needs nobody any more
@@ -193,21 +213,7 @@ class AgentLoopManager:
                 raise result
         return dict(zip(names, results, strict=True))
 
-    # ---- links ------------------------------------------------------------------------------------------------------
-
-    async def _calls_here(self) -> Calls:
-        """The pending table of the running loop; however many ask at once, one link is opened per loop."""
-        loop = asyncio.get_running_loop()
-        if loop is self._io.loop:
-            return self._calls
-        if self._closed:
-            raise ConnectionLost("the manager is closed")
-        if loop not in self._foreign:
-            for known in [known for known in self._foreign if known.is_closed()]:
-                close_link_of(known, self._foreign.pop(known), "its event loop has ended")
-            self._foreign[loop] = loop.create_task(open_calls(self.endpoint))
-        opening = self._foreign[loop]
-        return opening.result() if opening.done() else await asyncio.shield(opening)
+    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _watch_launcher(self, handle: int) -> None:
         """On the I/O loop: when the launcher is gone, nobody will answer any more."""
@@ -216,27 +222,21 @@ class AgentLoopManager:
             self._io.loop.remove_reader(handle)
             os.close(handle)
             reason = self._launched.exit_reason() if self._launched else None
-            self._close_links("the cluster was closed" if reason is None else f"the cluster has ended: {reason}")
+            self._links.close("the cluster was closed" if reason is None else f"the cluster has ended: {reason}")
 
         self._io.loop.add_reader(handle, gone)
-
-    def _close_links(self, reason: str) -> None:
-        self._calls.link.close(reason)
-        while self._foreign:
-            close_link_of(*self._foreign.popitem(), reason)
 
     def close(self) -> None:
         """End what was launched, or just leave. Rows that still run are cancelled. Safe to call twice."""
         if self._closed or os.getpid() != self._pid:  # a forked data loader has no part in it
             return
         self._closed = True
-        self._io.run(self._leave())
-        if self._launched is not None:
-            self._launched.close()
-        self._io.close()
-
-    async def _leave(self) -> None:
-        self._close_links("the manager was closed")
+        try:
+            self._links.close("the manager was closed")
+        finally:
+            if self._launched is not None:
+                self._launched.close()
+            self._io.close()
 
     def __enter__(self) -> AgentLoopManager:
         return self
@@ -245,26 +245,9 @@ class AgentLoopManager:
         self.close()
 
 
-async def open_calls(endpoint: str, timeout: float = WELCOME_TIMEOUT_S) -> Calls:
-    """A link of this loop to the broker, as a caller. Raises `ConnectionLost`, which names the endpoint."""
-    link = Link(partial(DealerChannel, endpoint))
-    calls = Calls(link)
-    try:
-        await link.open(timeout)
-    except ConnectionLost as error:
-        raise ConnectionLost(f"no cluster at {endpoint!r}: {error}") from error
-    return calls
-
-
-def close_link_of(loop: asyncio.AbstractEventLoop, opening: asyncio.Task[Calls], reason: str) -> None:
-    """Close the link that ``opening`` opened on ``loop``: there, or here if that loop has ended."""
-    if not opening.done() or opening.cancelled() or opening.exception() is not None:
-        return  # an opening that does not end well closes its link itself
-    link = opening.result().link
-    if loop.is_closed():
-        link.close(reason)
-    else:
-        loop.call_soon_threadsafe(link.close, reason)
+def _close_unwanted(launching: Future[AgentLoopManager]) -> None:
+    if launching.exception() is None:
+        launching.result().close()
 
 
 def check_failures(outcomes: list[Outcome], max_failed_fraction: float) -> None:

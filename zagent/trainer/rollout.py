@@ -14,19 +14,22 @@ from zagent.types import AgentLoopOutput, Outcome
 from zagent.wire.codec import encode_body
 
 WORKER_POOL = "worker"
+#: Not `asdict`: it copies all values, and spoils those of dict subclasses (Counter, defaultdict).
+ROW_FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 
 
 class Rollout:
-    """Starts all rows at once, at most ``window`` of them on the wire; `next` gives outcomes as they come.
+    """Starts all rows at once, as many of them on the wire as ``window`` lets (all batches of a manager share it);
+    `next` gives outcomes as they come.
 
     All methods on the loop of ``calls``.
     """
 
-    def __init__(self, calls: Calls, rows: Sequence[Row], window: int) -> None:
+    def __init__(self, calls: Calls, rows: Sequence[Row], window: asyncio.Semaphore) -> None:
         self._calls = calls
         self._left = len(rows)
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()  # as long as the batch at most
-        self._window = asyncio.Semaphore(window)
+        self._window = window
         self._tasks = [asyncio.create_task(self._run(row)) for row in rows]
 
     async def next(self) -> Outcome | None:
@@ -63,7 +66,7 @@ class Rollout:
         attempts = [1]
         try:
             reply = await self._calls.call(
-                WORKER_POOL, "run", dataclasses.asdict(row), on_attempt=attempts.append
+                WORKER_POOL, "run", {key: getattr(row, key) for key in ROW_FIELDS}, on_attempt=attempts.append
             )  # fmt: skip
             return read_outcome(row, reply)
         except EncodeError as error:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import stat
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -151,9 +151,12 @@ def _refuse_taken(endpoint: str) -> None:
 class DealerChannel:
     """A peer's lane to the broker (`zagent.wire.channel.Channel` over a DEALER), on the loop that opens it."""
 
-    def __init__(self, endpoint: str, identity: bytes) -> None:
+    def __init__(self, endpoint: str, identity: bytes, on_hangup: Callable[[], None] | None = None) -> None:
         self._endpoint = endpoint
         self._identity = identity
+        self._on_hangup = on_hangup
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._monitor_fd = -1
         self._socket: zmq.Socket[bytes] | None = None
         self._backlog: deque[list[Buffer]] = deque()
         self._drain_due = False
@@ -162,15 +165,23 @@ class DealerChannel:
         self._loop = asyncio.get_running_loop()
         self._receiver = receiver
         # One context, hence one I/O thread, per process (pyzmq makes a fresh one after a fork).
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        try:
+            self._socket = _context().socket(zmq.DEALER)
+        except zmq.ZMQError as error:  # too many sockets, or files
+            raise ConnectionLost(f"no socket for {self._endpoint!r}: {error}") from error
         _configure(self._socket)
         self._socket.setsockopt(zmq.IDENTITY, self._identity)
         try:
+            if self._on_hangup is not None:
+                self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+                self._loop.add_reader(self._monitor_fd, self._hear)
+                self._hear()  # the descriptor tells of changes only, and only to who has looked once
             self._socket.connect(self._endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ConnectionLost(f"{self._endpoint!r} is no endpoint: {error}") from error
-        self._fd: int = self._socket.getsockopt(zmq.FD)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
 
     def send(self, frames: Frames) -> None:
@@ -210,15 +221,36 @@ class DealerChannel:
         if batch:
             self._receiver(batch)
 
+    def _hear(self) -> None:
+        """The monitor says one thing only: the other side has hung up. What it said before comes first."""
+        if self._monitor is None or not self._monitor.poll(0):
+            return
+        self._monitor.recv_multipart(_NOBLOCK)
+        self._drain()
+        if self._on_hangup is not None:
+            self._on_hangup()
+
     def close(self) -> None:
         if self._socket is None:
             return
+        if self._monitor is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._monitor_fd)
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._monitor = None
         if hasattr(self, "_fd") and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
         while self._backlog and self._try_send(self._backlog[0]):
             self._backlog.popleft()
         self._socket.close(linger=LINGER_MS)
         self._socket = None
+
+
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # not 1023: a link takes up to four
+    return context
 
 
 def terminate() -> None:

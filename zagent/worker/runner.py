@@ -22,6 +22,9 @@ from zagent.worker.sampled import Sampled, response_versions
 
 logger = logging.getLogger(__name__)
 
+#: Seconds a loop may take to end once it is cancelled.
+CANCEL_GRACE_S = 10.0
+
 
 class AgentLoopWorker:
     """Runs samples, each as one coroutine of its own.
@@ -63,7 +66,7 @@ class AgentLoopWorker:
         limit = self._trainer_config.rollout.trajectory_timeout_s
         try:
             async with asyncio.timeout(limit) as clock:
-                output = await self._start(row, llm, attempt)
+                output = await within_grace(self._start(row, llm, attempt))
         except ValidationError as error:
             if error.title != AgentLoopOutput.__name__:
                 raise
@@ -135,6 +138,33 @@ def complete(output: AgentLoopOutput, sampled: Sampled) -> None:
         metrics.generate_sequences = sampled.seconds
     if metrics.num_preempted < 0 and sampled.num_preempted is not None:
         metrics.num_preempted = sampled.num_preempted
+
+
+async def within_grace(work: Awaitable[Any]) -> Any:
+    """The result of ``work``. Once cancelled it has `CANCEL_GRACE_S` to end; one that goes on is left behind, for the
+    row must end (deadline, caller gone) whatever its loop does."""
+
+    async def contained() -> tuple[Any, BaseException | None]:
+        try:
+            return await work, None
+        except BaseException as error:  # SystemExit would end the event loop if it got out of a task
+            return None, error
+
+    task = asyncio.ensure_future(contained())
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait((task,), timeout=CANCEL_GRACE_S)
+        if not task.done():
+            logger.warning("an agent loop goes on though it was cancelled %g s ago: left behind", CANCEL_GRACE_S)
+            raise
+        if task.cancelled() or isinstance(task.result()[1], (asyncio.CancelledError, type(None))):
+            raise
+    result, error = task.result()
+    if error is not None:
+        raise error
+    return result
 
 
 def pack_output(output: AgentLoopOutput) -> dict[str, Any]:
