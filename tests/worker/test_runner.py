@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from zagent.loops.registry import find_loop, register
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput, TokenOutput
 from zagent.wire.codec import decode_body, encode_body
 from zagent.wire.messages import Call
-from zagent.worker.runner import AgentLoopWorker
+from zagent.worker.runner import CANCEL_GRACE_S, AgentLoopWorker
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +255,33 @@ def test_a_timeout_of_the_loops_own_is_not_the_trajectorys() -> None:
 def test_a_cancellation_out_of_nowhere_is_an_error() -> None:
     """A library that raises CancelledError does not make the row disappear (pitfall B6)."""
     assert isinstance(error_of(raiser(asyncio.CancelledError())), CallCancelled)
+
+
+def test_a_loop_that_ignores_its_deadline_is_left_behind() -> None:
+    """The row ends with DeadlineExceeded, a bounded time after its limit, whatever its loop does."""
+
+    async def main() -> tuple[dict[str, Any], float]:
+        async with Cluster() as cluster:
+            stubborn = asyncio.Event()
+
+            async def body(self: Any) -> AgentLoopOutput:
+                while not stubborn.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await stubborn.wait()
+                return output()
+
+            loop_of(body)
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            made = await (await worker(cluster, trajectory_timeout_s=100)).run(row())
+            took = clock() - began
+            stubborn.set()
+            await asyncio.sleep(0.1)
+            return made, took
+
+    made, took = run(main())
+    assert isinstance(from_wire(made["error"]), DeadlineExceeded)
+    assert took == pytest.approx(100 + CANCEL_GRACE_S)
 
 
 def test_cancelling_the_row_stops_loop_and_engine() -> None:
