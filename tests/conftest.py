@@ -14,6 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No timed assertions: the machines are shared.
+settings.register_profile("zagent", deadline=None)
+settings.load_profile("zagent")
 
 #: Seconds that what a test has just ended may take to be gone (a thread between its last line and its end).
 PATIENCE_S = 2.0
