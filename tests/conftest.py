@@ -6,11 +6,14 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from asyncio import runners
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     silent = [item.nodeid for item in items if not (getattr(item, "obj", None) and item.obj.__doc__)]
     if silent:
         raise pytest.UsageError(f"tests without a docstring that says what is expected: {silent}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_file_left_behind() -> Iterator[None]:
+    """A temporary directory for the whole suite, which must be empty at its end; so must be our part of /dev/shm."""
+    place = Path(tempfile.mkdtemp(prefix="zt-"))  # short: sockets have paths of 107 bytes at most
+    memory = _shared_memory()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(place))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    left = [path.name for path in place.iterdir() if not path.name.startswith("pytest-of-")]
+    shutil.rmtree(place, ignore_errors=True)
+    assert not left, f"left in the temporary directory: {left}"
+    assert _shared_memory() <= memory, f"left in shared memory: {_shared_memory() - memory}"
+
+
+def _shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "zagent" in name or "sglang" in name}
 
 
 @pytest.fixture(autouse=True)

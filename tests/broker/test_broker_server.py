@@ -11,7 +11,7 @@ import pytest
 
 from support.broker_driver import SECRET, Driver, driver
 from zagent.broker.dispatch import Assignment
-from zagent.broker.server import _recorder, deliver, feed, serve
+from zagent.broker.server import Recorder, _recorder, deliver, feed, serve
 from zagent.errors import ConfigError, MemberLost, from_wire
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
 from zagent.wire.messages import Call, Failure, Hello
@@ -110,3 +110,12 @@ def test_a_record_that_cannot_be_written_is_named() -> None:
         pytest.raises(ConfigError, match=r"routing.record='/no/r' cannot be written: No such"),
     ):
         _recorder("/no/r", resources)
+
+
+def test_a_full_disk_ends_the_record_and_not_the_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    """Said once; assignments go on."""
+    recorder = Recorder(Path("/dev/full"))
+    for _ in range(3):
+        recorder.write(Assignment(0.0, "engine", "s", "engine-0", "new", {}))
+    recorder.close()
+    assert capsys.readouterr().err.count("routing.record ends here") == 1

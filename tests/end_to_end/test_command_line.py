@@ -82,6 +82,7 @@ def test_serve_over_tcp(tmp_path: Path) -> None:
             assert np.all(out.non_tensor_batch["error"] == None)  # noqa: E711 (element by element)
             engines = manager.status()["pools"]["engine"]
             assert sorted(engines) == [f"engine-{i}" for i in range(6)]
-            assert {engine["total"] for engine in engines.values()} == {5}
+            assert sum(engine["total"] for engine in engines.values()) == 30
+            assert min(engine["total"] for engine in engines.values()) > 0
             assert len({engine["pid"] for engine in engines.values()}) == 2
         assert server.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 
 from support.tiny_tokenizer import saved_tokenizer
 from zagent.config import ModelConfig, RolloutConfig
-from zagent.errors import ConfigError, UnknownAgent
+from zagent.errors import ConfigError, LoopError, UnknownAgent
 from zagent.loops import registry
 from zagent.loops.tokenizer import probe
-from zagent.worker.server import prepare
+from zagent.worker.server import contained, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +85,22 @@ def test_a_broken_loop_file_ends_the_start(tmp_path: Path) -> None:
     path.write_text("- [")
     with pytest.raises(ConfigError, match=r"loops\.yaml"):
         prepare({"model": {}, "rollout": {"agent_loop_config_path": str(path)}})
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()])
+def test_a_task_that_exits_ends_itself_only(end: BaseException) -> None:
+    """In a task of one row's loop it is an error like others; asyncio alone would end the worker's event loop."""
+
+    async def exits() -> None:
+        raise end
+
+    async def main() -> BaseException | None:
+        asyncio.get_running_loop().set_task_factory(contained)
+        task = asyncio.create_task(exits())
+        await asyncio.wait([task])
+        unstarted = asyncio.create_task(exits())
+        unstarted.cancel()
+        await asyncio.wait([unstarted])
+        return task.exception()
+
+    assert isinstance(asyncio.run(main()), LoopError)

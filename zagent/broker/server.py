@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,8 +85,33 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
 def _recorder(path: str | None, resources: ExitStack) -> Callable[[Assignment], None] | None:
     if path is None:
         return None
-    try:
-        file = resources.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"routing.record={path!r} cannot be written: {error.strerror or error}") from error
-    return lambda assignment: print(json.dumps(assignment._asdict()), file=file)
+    recorder = Recorder(Path(path))
+    resources.callback(recorder.close)
+    return recorder.write
+
+
+class Recorder:
+    """Assignments as JSON lines. A disk that is full ends the record, not the broker."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            text = f"routing.record={str(path)!r} cannot be written: {error.strerror or error}"
+            raise ConfigError(text) from error
+        self._broken = False
+
+    def write(self, assignment: Assignment) -> None:
+        """One line."""
+        if self._broken:
+            return
+        try:
+            print(json.dumps(assignment._asdict()), file=self._file)
+        except OSError as error:
+            self._broken = True
+            print(f"routing.record ends here: {error}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """What could not be written is lost, and was reported."""
+        with suppress(OSError):
+            self._file.close()

@@ -43,6 +43,7 @@ class AgentLoopManager:
         self._io = IoThread("zagent-io")
         self._pid = os.getpid()
         self._closed = False
+        self._closing = threading.RLock()
         self._pad_token_id: int | None = None
         try:
             self._links = Links(endpoint, watched=launched is None)
@@ -227,16 +228,20 @@ class AgentLoopManager:
         self._io.loop.add_reader(handle, gone)
 
     def close(self) -> None:
-        """End what was launched, or just leave. Rows that still run are cancelled. Safe to call twice."""
-        if self._closed or os.getpid() != self._pid:  # a forked data loader has no part in it
+        """End what was launched, or just leave. Rows that still run are cancelled. Called again, from whichever thread,
+        it returns when the first call has done its work."""
+        if os.getpid() != self._pid:  # a forked data loader has no part in it
             return
-        self._closed = True
-        try:
-            self._links.close("the manager was closed")
-        finally:
-            if self._launched is not None:
-                self._launched.close()
-            self._io.close()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._links.close("the manager was closed")
+            finally:
+                if self._launched is not None:
+                    self._launched.close()
+                self._io.close()
 
     def __enter__(self) -> AgentLoopManager:
         return self

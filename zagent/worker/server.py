@@ -13,7 +13,7 @@ from zagent.client.link import Identity, Link
 from zagent.client.member import Member
 from zagent.client.process import stop_requested
 from zagent.config import ModelConfig, RolloutConfig
-from zagent.errors import ConfigError
+from zagent.errors import ConfigError, LoopError
 from zagent.loops.base import TrainerConfig
 from zagent.loops.imports import import_listed
 from zagent.loops.registry import find_loop, register_file
@@ -53,9 +53,25 @@ def _tokenizer(model: ModelConfig) -> Any:
         ) from error
 
 
+def contained(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """Task factory: `sys.exit()` or KeyboardInterrupt in a task is an error like others. asyncio would end the event
+    loop, and with it all rows of this worker, for what a task of one agent loop has done."""
+
+    async def run() -> Any:
+        try:
+            return await coroutine
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise LoopError(f"a task of an agent loop raised {error!r}") from error
+
+    task = asyncio.Task(run(), loop=loop, **options)
+    task.add_done_callback(lambda _: coroutine.close())  # it never began if the task was cancelled at once
+    return task
+
+
 async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Serve until SIGTERM."""
     stop = stop_requested()
+    asyncio.get_running_loop().set_task_factory(contained)
     tokenizer, trainer_config = prepare(settings)
     identity = Identity(
         WORKER_POOL,
