@@ -25,6 +25,8 @@ settings.load_profile("zagent")
 
 #: Seconds that what a test has just ended may take to be gone (a thread between its last line and its end).
 PATIENCE_S = 2.0
+#: pytest's own, and the cache that torch keeps for the next process (both go with the suite's directory).
+KEPT_FILES = ("pytest-of-", "torchinductor_")
 #: Threads that libraries start once per process and keep, and the one that renders chat templates.
 KEPT_THREADS = ("tokenizer", "pydev", "tqdm", "asyncio_")
 
@@ -45,7 +47,7 @@ def no_file_left_behind() -> Iterator[None]:
         patch.setenv("TMPDIR", str(place))
         patch.setattr(tempfile, "tempdir", None)
         yield
-    left = [path.name for path in place.iterdir() if not path.name.startswith("pytest-of-")]
+    left = [path.name for path in place.iterdir() if not path.name.startswith(KEPT_FILES)]
     shutil.rmtree(place, ignore_errors=True)
     assert not left, f"left in the temporary directory: {left}"
     assert _shared_memory() <= memory, f"left in shared memory: {_shared_memory() - memory}"
