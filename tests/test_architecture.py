@@ -14,8 +14,7 @@ ROOT = Path(__file__).parent.parent
 #: What each part of zagent may import of zagent, beside itself. Process rooms never import each other.
 MAY_IMPORT = {
     "errors": "",
-    "config_errors": "",
-    "config": "errors config_errors",
+    "config": "errors",
     "types": "errors",
     "wire": "errors",
     "models": "errors",

@@ -73,6 +73,7 @@ def test_metrics_begin_at_zero_and_unknown() -> None:
     """Seconds are 0, preemptions −1 = unknown."""
     assert AgentLoopMetrics().model_dump() == {
         "generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0, "num_preempted": -1,
+        "tool_calls_ok": 0, "tool_calls_failed": 0, "tool_calls_skipped": 0,
     }  # fmt: skip
 
 

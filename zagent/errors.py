@@ -8,7 +8,9 @@
     │   │   └── PromptTooLong           prompt beyond rollout.prompt_length or the model's context
     │   ├── UnknownAgent            no loop of that name
     │   ├── UnknownMethod           the pool's members have no such method
-    │   └── LoopError               an agent loop raised or returned something unusable
+    │   ├── LoopError               an agent loop raised or returned something unusable
+    │   │   └── TemplateError           a chat template that cannot do what the loop needs
+    │   └── RewardError             a reward function raised, took too long or gave no finite number
     ├── TransientError          somebody else's fault; tried again elsewhere
     │   ├── MemberLost              the member that had the call is gone
     │   ├── Refused                 the member is leaving and took nothing on
@@ -73,6 +75,14 @@ class UnknownMethod(CallerError):
 
 class LoopError(CallerError):
     """An agent loop raised, or returned something that is no usable `AgentLoopOutput`."""
+
+
+class TemplateError(LoopError):
+    """A chat template that cannot do what the loop needs; names the template, the roles and the reason."""
+
+
+class RewardError(CallerError):
+    """A reward function raised, took too long or gave something that is no finite number."""
 
 
 class TransientError(ZagentError):

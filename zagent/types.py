@@ -44,12 +44,17 @@ class TokenOutput:
 
 
 class AgentLoopMetrics(BaseModel):
-    """Seconds spent per activity over a trajectory; ``num_preempted`` −1 = unknown."""
+    """Seconds spent per activity over a trajectory; ``num_preempted`` −1 = unknown. Below: tool calls by their end."""
 
     generate_sequences: float = 0.0
     tool_calls: float = 0.0
     compute_score: float = 0.0
     num_preempted: int = -1
+    tool_calls_ok: int = 0
+    #: Raised, timed out, unknown tool, unusable arguments.
+    tool_calls_failed: int = 0
+    #: Beyond `multi_turn.max_parallel_calls`.
+    tool_calls_skipped: int = 0
 
 
 class AgentLoopOutput(BaseModel):

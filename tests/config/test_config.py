@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from zagent.config import OWNED_ENGINE_ARGS, Config
-from zagent.config_errors import nearest_key
+from zagent.config.explain import nearest_key
 from zagent.errors import ConfigError
 
 

@@ -1,0 +1,93 @@
+"""The model, and the engines that serve it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from zagent.config.section import Section
+
+
+class ModelConfig(Section):
+    """Which model, and how its tokenizer is loaded."""
+
+    #: A directory, a hub id, or the built-in `smollm2-135m`.
+    path: str = "smollm2-135m"
+    #: Where the tokenizer lies, if not beside the model.
+    tokenizer_path: str | None = None
+    trust_remote_code: bool = False
+    #: Load the tokenizer with transformers' AutoTokenizer in workers too. It pulls torch in (770 MB, 4 to 6 s per
+    #: process against 125 MB and 1 s); needed only for tokenizers without a `tokenizer.json`.
+    use_auto_tokenizer: bool = False
+
+
+class SimConfig(Section):
+    """The simulated engine: real protocol, invented tokens. Speeds are per sequence; 0 = no latency."""
+
+    prefill_tokens_per_s: float = Field(0.0, ge=0)
+    decode_tokens_per_s: float = Field(0.0, ge=0)
+    #: Sequences that decode at once; more wait in the engine.
+    max_batch: int = Field(256, ge=1)
+    #: Tokens the prefix cache holds; 0 = no prefix cache.
+    kv_capacity_tokens: int = Field(1_000_000, ge=0)
+    #: Default: the model's, so that the workers' tokenizer knows every id; 32 000 where there is no model.
+    vocab_size: int | None = Field(None, ge=32, le=2**20)
+    context_length: int = Field(131_072, ge=2)
+    #: Chance per token of ending the answer (the id `eos_token_id`); 0 = always run to the token limit.
+    eos_probability: float = Field(0.0, ge=0, le=1)
+    eos_token_id: int = Field(2, ge=0)
+    #: Of the invented tokens, beside each call's own seed.
+    seed: int = 0
+    #: Fault script, see docs/simulated-engine.md.
+    faults: tuple[dict[str, Any], ...] = ()
+    #: Simulated engines hosted by one process.
+    per_process: int = Field(1, ge=1)
+
+
+#: Engine arguments that zagent sets itself.
+OWNED_ENGINE_ARGS = frozenset(
+    (
+        *("model_path", "tokenizer_path", "trust_remote_code", "skip_tokenizer_init", "weight_version"),
+        *("host", "port", "nccl_port", "dist_init_addr", "device", "base_gpu_id", "gpu_id_step"),
+        *("tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size", "pp_size", "nnodes", "node_rank"),
+        *("random_seed", "custom_sigquit_handler", "sleep_on_idle", "allow_auto_truncate"),
+    )
+)
+
+
+class EngineConfig(Section):
+    """The engine pool."""
+
+    kind: Literal["sglang", "sim"] = "sglang"
+    #: Engines to start. `auto`: one per GPU slice; on a CPU what memory allows (5 GB each), at most 2.
+    count: int | Literal["auto"] = "auto"
+    tensor_parallel_size: int = Field(1, ge=1)
+    #: Devices engines may use (indices or UUIDs, order kept); default: all that are visible.
+    gpus: tuple[str, ...] | None = None
+    #: Passed to SGLang's ServerArgs as they are.
+    args: dict[str, Any] = Field(default_factory=dict)
+    #: Calls one engine is given at once; SGLang batches and queues among them.
+    #: `routing.max_in_flight_per_engine` lowers it.
+    max_in_flight: int = Field(512, ge=1)
+    sim: SimConfig = SimConfig()
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return [str(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    @field_validator("count")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or auto")
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in OWNED_ENGINE_ARGS:
+                raise ValueError(f"may not set {key!r}: zagent owns it")
+        return value
