@@ -114,6 +114,7 @@ def _broker(endpoint: str) -> dict[str, Any]:
     return {
         "endpoint": endpoint,
         "secret": "benchmark",
+        "pools": ["engine", "worker"],
         "max_pending": 100_000,
         "sticky_cache_size": 10_000,
         "incarnation": 1,
@@ -125,6 +126,7 @@ def _engine(endpoint: str, index: int, model: str) -> dict[str, Any]:
     return {
         "endpoint": endpoint,
         "secret": "benchmark",
+        "pool": "engine",
         "members": [{"name": f"engine-{index}", "index": index, "epoch": 1}],
         "credits": 512,
         "model": {"path": model},

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import bootstrap, logs, processes
-from launcher.plan import ChildSpec
+from launcher.specs import ChildSpec
 from zagent.errors import CallerError, StartupError, from_wire
 
 logger = logging.getLogger(__name__)

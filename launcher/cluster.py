@@ -8,36 +8,24 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launcher import logs, policy
+from launcher.broker_line import BrokerLine, LinkFactory
 from launcher.child import KILL_S, Child, describe
-from launcher.plan import ChildSpec, Member, Plan
 from launcher.ports import EnginePorts
+from launcher.restarts import Restarts
+from launcher.specs import ChildSpec, Plan, next_life
 from launcher.startup import start
 from zagent.config import LauncherConfig
 from zagent.errors import ConnectionLost, MemberLost, StartupError, ZagentError
 
 logger = logging.getLogger(__name__)
 
-#: The broker answers at once or is in trouble itself.
-REPORT_S = 2.0
 #: Ctrl-C, `kill`, a closed terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class BrokerLink(Protocol):
-    """The launcher's line to the broker."""
-
-    async def exited(self, pool: str, name: str, epoch: int, reason: str) -> None:
-        """The member is gone: answer its calls with `MemberLost`."""
-
-    async def close(self) -> None:
-        """Hang up."""
-
-
-LinkFactory = Callable[[str, str], BrokerLink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +51,14 @@ class Cluster:
         self._plan, self._context = plan, context
         self._loop = asyncio.get_running_loop()
         self._children: list[Child] = []
-        self._link: BrokerLink | None = None
+        self._restarts = Restarts(self._restart)
+        self._line: BrokerLine | None = None
         self._serving = False
         self._orphaned = False
         #: Done once the cluster shall end; an exception is why it had to.
         self._ending: asyncio.Future[None] = self._loop.create_future()
         self._ending.add_done_callback(lambda ending: ending.cancelled() or ending.exception())
         self._at_once = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
         """Start, call ``on_ready`` with the endpoint, serve until told to stop, and end everything.
@@ -138,7 +126,7 @@ class Cluster:
     def _spawn(self, spec: ChildSpec) -> Child:
         if spec.ports is not None and self._context.release is not None:
             self._context.release(spec.ports)
-        child = Child(spec, self._context.log_dir / f"{spec.name}.log", self._context.run_id)
+        child = Child(spec, self._log(spec), self._context.run_id)
         self._children.append(child)
         if self._context.note_child is not None:
             self._context.note_child(child.pid)
@@ -147,7 +135,7 @@ class Cluster:
 
     def _serve(self, endpoint: str) -> None:
         if self._context.link is not None:
-            self._link = self._context.link(endpoint, self._context.secret)
+            self._line = BrokerLine(self._context.link(endpoint, self._context.secret))
         self._serving = True
         for child in self._children:  # one may have died since it was ready
             if child.exited.done():
@@ -159,32 +147,74 @@ class Cluster:
         if not self._serving:
             self._on_early_exit(child)
             return
-        others = [c for c in self._children if c.spec.room == child.spec.room and not c.exited.done()]
-        decision = policy.on_exit(child.spec, len(others))
-        reason = describe(child.exited.result())
-        logger.error("%s is gone: %s", child.spec.name, reason)
-        for member in decision.report:
-            self._tell_broker(member, reason)
+        became_ready = child.ready.done() and child.ready.exception() is None
+        who = f"{child.spec.name} (pid {child.pid})"
+        self._lost(child.spec, who, describe(child.exited.result()), became_ready=became_ready)
+
+    def _lost(self, spec: ChildSpec, who: str, reason: str, *, became_ready: bool) -> None:
+        """A life of ``spec`` is over: do as the policy decides."""
+        logger.error("%s is gone: %s", spec.name, reason)
+        decision = policy.on_exit(spec, self._others(spec), self._context.limits, became_ready=became_ready)
+        if self._line is not None:
+            for member in decision.report:
+                self._line.exited(member, reason)
+            if decision.abandon:
+                self._line.abandoned(spec.pool, self._last_words(spec, who, reason))
+        if decision.restart_after_s is not None:
+            logger.info("%s is started again in %g s", spec.name, decision.restart_after_s)
+            self._restarts.schedule(next_life(spec, became_ready=became_ready), decision.restart_after_s)
         if decision.end:
-            self._ending.set_exception(_fatal(child, reason))
+            self._ending.set_exception(self._fatal(spec, who, reason))
+
+    def _others(self, spec: ChildSpec) -> int:
+        """Further processes of the same pool that live, or will again."""
+        alive = sum(c.spec.pool == spec.pool and not c.exited.done() for c in self._children)
+        return alive + self._restarts.of_pool(spec.pool)
+
+    def _restart(self, spec: ChildSpec) -> None:
+        try:
+            child = self._spawn(spec)
+        except OSError as error:  # no memory, no file descriptors
+            self._lost(spec, spec.name, f"it could not be started: {error}", became_ready=False)
+            return
+        limit = self._context.limits.start_timeout_s
+        timer = self._loop.call_later(limit, self._give_up, child, limit)
+        child.ready.add_done_callback(partial(self._started_again, child, timer))
+
+    def _started_again(self, child: Child, timer: asyncio.TimerHandle, ready: asyncio.Future[Any]) -> None:
+        timer.cancel()
+        if ready.exception() is None:
+            logger.info("%s is back, epoch %d", child.spec.name, child.spec.members[0].epoch)
+
+    def _give_up(self, child: Child, limit: float) -> None:
+        logger.error("%s said nothing within %g s, killing it", child.spec.name, limit)
+        child.kill()
 
     def _on_early_exit(self, child: Child) -> None:
         """Start-up itself sees whoever is not ready yet; without the broker nobody else will be."""
         if child.spec.room == "broker" and child.ready.done() and not child.ready.exception():
-            self._ending.set_exception(StartupError(str(_fatal(child, describe(child.exited.result())))))
+            reason = describe(child.exited.result())
+            fatal = self._fatal(child.spec, f"{child.spec.name} (pid {child.pid})", reason)
+            self._ending.set_exception(StartupError(str(fatal)))
 
-    def _tell_broker(self, member: Member, reason: str) -> None:
-        if self._link is not None:
-            task = self._loop.create_task(_report(self._link, member, reason))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _last_words(self, spec: ChildSpec, who: str, reason: str) -> str:
+        restarts = spec.members[0].epoch - 1
+        after = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+        return f"{who} is gone, and no {spec.pool} is left{after}: {reason}{logs.quoted(self._log(spec))}"
+
+    def _fatal(self, spec: ChildSpec, who: str, reason: str) -> ZagentError:
+        if spec.room == "broker":
+            return ConnectionLost(f"the {who} is gone: {reason}{logs.quoted(self._log(spec))}")
+        return MemberLost(self._last_words(spec, who, reason))
+
+    def _log(self, spec: ChildSpec) -> Path:
+        return self._context.log_dir / f"{spec.name}.log"
 
     async def _close(self) -> None:
         self._serving = False
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=REPORT_S)
-        if self._link is not None:
-            await _hang_up(self._link)
+        self._restarts.cancel()
+        if self._line is not None:
+            await self._line.close()
         for room in policy.STOP_ORDER:
             await self._stop([c for c in self._children if c.spec.room == room and not c.exited.done()], room)
         left = [child.spec.name for child in self._children if not child.exited.done()]
@@ -215,27 +245,6 @@ class Cluster:
             await asyncio.wait({*pending, impatient}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             pending = {exited for exited in pending if not exited.done()}
         impatient.cancel()
-
-
-async def _report(link: BrokerLink, member: Member, reason: str) -> None:
-    try:
-        await asyncio.wait_for(link.exited(member.pool, member.name, member.epoch, reason), REPORT_S)
-    except Exception:
-        logger.exception("the broker was not told that %s is gone", member.name)
-
-
-async def _hang_up(link: BrokerLink) -> None:
-    try:
-        await asyncio.wait_for(link.close(), REPORT_S)
-    except Exception:
-        logger.exception("the line to the broker did not close")
-
-
-def _fatal(child: Child, reason: str) -> ZagentError:
-    if child.spec.room == "broker":
-        return ConnectionLost(f"the broker (pid {child.pid}) is gone: {reason}{logs.quoted(child.log)}")
-    text = f"{child.spec.name} (pid {child.pid}) is gone, and no {child.spec.room} is left: {reason}"
-    return MemberLost(text + logs.quoted(child.log))
 
 
 def open_trainer(pid: int) -> int | None:

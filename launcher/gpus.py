@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zagent.errors import ConfigError
 
@@ -53,6 +53,11 @@ class Gpus:
                 raise ConfigError(f"engine.gpus names the same device twice: {taken[device]!r} and {name!r}")
             taken[device] = name
         return tuple(taken.values())
+
+    def without(self, taken: Iterable[str]) -> Gpus:
+        """Those that are not ``taken``, however they are called there."""
+        gone = {_identity(name, self.uuids) for name in taken}
+        return replace(self, names=tuple(name for name in self.names if _identity(name, self.uuids) not in gone))
 
 
 def _identity(name: str, uuids: Iterable[tuple[str, str]]) -> str | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher import processes
+from launcher.engines import POLICY_POOL, EnginePool, engine_specs
 from launcher.machine import Machine
 from launcher.ports import EnginePorts
-from launcher.slots import engine_slots
-from zagent.config import Config
+from launcher.slots import all_slots
+from launcher.specs import ChildSpec, Member, Plan, Run, child
+from zagent.config import Config, ModelConfig
 from zagent.errors import ConfigError
 
 #: Entry points by room.
@@ -18,54 +19,8 @@ ROOMS: Mapping[str, str] = {
     "broker": "zagent.broker.server:main",
     "engine": "zagent.engine.server:main",
     "worker": "zagent.worker.server:main",
+    "service": "zagent.service.server:main",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of the broker's pool ``pool``; ``epoch`` counts its starts."""
-
-    pool: str
-    name: str
-    index: int
-    epoch: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """One process: ``entry`` (``module:function``) is given ``settings`` (JSON types) and started with ``env`` on top
-    of the launcher's environment. ``settings`` of engines and workers lack the broker's endpoint, known once it serves.
-    """
-
-    name: str
-    room: str
-    entry: str
-    settings: Mapping[str, Any]
-    env: Mapping[str, str] = field(default_factory=dict)
-    members: tuple[Member, ...] = ()
-    ports: EnginePorts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All processes of a run."""
-
-    broker: ChildSpec
-    engines: tuple[ChildSpec, ...]
-    workers: tuple[ChildSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What is decided per run: ``run_dir`` and ``temporary`` within it, ``secret`` that members must know to join,
-    ``inductor_cache`` where torch keeps what it compiled, over runs."""
-
-    run_id: str
-    run_dir: str
-    temporary: str
-    inductor_cache: str
-    launcher_pid: int
-    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +33,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan rests on beside the configuration."""
+    """What a plan rests on beside the configuration. ``service_models``: of services that are pools of engines."""
 
     machine: Machine
     model: Model
     run: Run
+    service_models: Mapping[str, Model] = field(default_factory=dict)
 
 
 def plan(config: Config, facts: Facts, take_ports: Callable[[], EnginePorts], rooms: Mapping[str, str] = ROOMS) -> Plan:
@@ -93,13 +49,20 @@ def plan(config: Config, facts: Facts, take_ports: Callable[[], EnginePorts], ro
             prompt and response beyond the context. The message has the numbers.
     """
     check_context(config, facts.model)
-    slots = engine_slots(config.engine, facts.machine)
-    if config.engine.kind == "sim":
-        engines = _sim_engines(config, facts, len(slots), rooms["engine"])
-    else:
-        ports = [take_ports() for _ in slots]
-        engines = _sglang_engines(config, facts, slots, ports, rooms["engine"])
-    return Plan(_broker(config, facts, rooms["broker"]), engines, _workers(config, facts, rooms["worker"]))
+    slots = all_slots(config, facts.machine)
+    # Threads beyond the cores spin against each other: on two cores, two CPU engines of 2 threads reached 18 tokens/s
+    # each at 16 requests, of 1 thread 105.
+    threads = max(1, facts.machine.cores // max(1, slots.ranks))
+    engines = engine_specs(_policy(config, facts, rooms["engine"], threads), slots.policy, facts.run, take_ports)
+    services: list[ChildSpec] = []
+    for name, service in config.services.items():
+        if service.model is None:
+            services += _actors(config, facts.run, name, rooms["service"])
+        else:
+            pool = _service_engines(config, facts, name, rooms["engine"], threads)
+            services += engine_specs(pool, slots.services[name], facts.run, take_ports)
+    workers = _workers(config, facts, rooms["worker"])
+    return Plan(_broker(config, facts, rooms["broker"]), engines, workers, tuple(services))
 
 
 def context_length(config: Config, model: Model) -> int | None:
@@ -131,97 +94,111 @@ def _context_source(config: Config) -> str:
 
 
 def _broker(config: Config, facts: Facts, entry: str) -> ChildSpec:
-    run, model = facts.run, facts.model
-    resolved = config.model_copy(update={"model": config.model.model_copy(update={"path": model.path})})
+    run = facts.run
     settings = {
         "endpoint": config.broker.endpoint or f"ipc://{run.run_dir}/b",
         "secret": run.secret,
+        "pools": [POLICY_POOL, "worker", *config.services],
         "max_pending": config.broker.max_pending,
         "sticky_cache_size": config.routing.sticky_cache_size,
         "record": config.routing.record,
         "incarnation": 1,
         "info": {
-            "config": resolved.to_dict(),
+            "config": _told(config, facts).to_dict(),
             "run_id": run.run_id,
             "run_dir": run.run_dir,
             "launcher_pid": run.launcher_pid,
         },
     }
-    return _child("broker", "broker", entry, run, settings)
+    return child("broker", "broker", entry, run, settings)
 
 
-def _child(name: str, room: str, entry: str, run: Run, settings: Mapping[str, Any], **rest: Any) -> ChildSpec:
-    env = {processes.RUN_ID_VARIABLE: run.run_id, processes.CHILD_VARIABLE: name, **rest.pop("env", {})}
-    return ChildSpec(name, room, entry, settings, env, **rest)
+def _told(config: Config, facts: Facts) -> Config:
+    """What every peer may know: models where they lie, and of services no environment or arguments, which may hold keys
+    of the user's."""
+
+    def of(model: ModelConfig, found: Model) -> ModelConfig:
+        return model.model_copy(update={"path": found.path})
+
+    services = {}
+    for name, service in config.services.items():
+        model = None if service.model is None else of(service.model, facts.service_models[name])
+        services[name] = service.model_copy(update={"model": model, "env": {}, "args": {}})
+    return config.model_copy(update={"model": of(config.model, facts.model), "services": services})
 
 
-def _model_settings(config: Config, model: Model) -> dict[str, Any]:
-    return {**config.model.model_dump(mode="json"), "path": model.path}
+def _model_settings(model: ModelConfig, found: Model) -> dict[str, Any]:
+    return {**model.model_dump(mode="json"), "path": found.path}
 
 
 def _workers(config: Config, facts: Facts, entry: str) -> tuple[ChildSpec, ...]:
     shared = {
         "secret": facts.run.secret,
         "credits": config.worker.max_in_flight,
-        "model": _model_settings(config, facts.model),
+        "model": _model_settings(config.model, facts.model),
         "rollout": config.rollout.model_dump(mode="json"),
+        "reward": config.reward.model_dump(mode="json"),
+        "trace": config.trace.model_dump(mode="json"),
+        "services": _services_told(config),
         "context_length": context_length(config, facts.model),
     }
     members = [Member("worker", f"worker-{index}", index) for index in range(config.worker.count)]
     return tuple(
-        _child(m.name, "worker", entry, facts.run, {**shared, "name": m.name, "epoch": m.epoch}, members=(m,))
+        child(m.name, "worker", entry, facts.run, {**shared, "name": m.name, "epoch": m.epoch}, members=(m,))
         for m in members
     )
 
 
-def _engine_settings(config: Config, facts: Facts, members: tuple[Member, ...], ports: EnginePorts) -> dict[str, Any]:
+def _policy(config: Config, facts: Facts, entry: str, threads: int) -> EnginePool:
     limit = config.routing.max_in_flight_per_engine
-    return {
-        "secret": facts.run.secret,
-        "members": [{"name": m.name, "index": m.index, "epoch": m.epoch} for m in members],
-        "credits": config.engine.max_in_flight if limit is None else min(config.engine.max_in_flight, limit),
-        "model": _model_settings(config, facts.model),
-        "engine": config.engine.model_dump(mode="json"),
-        "seed": config.rollout.seed + members[0].index,
-        "nccl_port": ports.nccl_port,
-        "port": ports.port,
+    return EnginePool(
+        room="engine",
+        pool=POLICY_POOL,
+        entry=entry,
+        engine=config.engine,
+        model=_model_settings(config.model, facts.model),
+        credits=config.engine.max_in_flight if limit is None else min(config.engine.max_in_flight, limit),
+        seed=config.rollout.seed,
+        threads=threads,
+    )
+
+
+def _service_engines(config: Config, facts: Facts, name: str, entry: str, threads: int) -> EnginePool:
+    service = config.services[name]
+    assert service.model is not None and service.engine is not None
+    return EnginePool(
+        room="service",
+        pool=name,
+        entry=entry,
+        engine=service.engine,
+        model=_model_settings(service.model, facts.service_models[name]),
+        credits=service.credits,
+        seed=config.rollout.seed,
+        threads=threads,
+        env=service.env,
+    )
+
+
+def _services_told(config: Config) -> dict[str, dict[str, bool]]:
+    """What callers must know: which there are, and which of them are pools of engines (`Services.configured`)."""
+    return {name: {"model": service.model is not None} for name, service in config.services.items()}
+
+
+def _actors(config: Config, run: Run, name: str, entry: str) -> tuple[ChildSpec, ...]:
+    """Processes of a user's class."""
+    service = config.services[name]
+    shared = {
+        "secret": run.secret,
+        "pool": name,
+        "credits": service.credits,
+        "target": service.target,
+        "args": service.args,
+        "services": _services_told(config),
+        "stop_timeout_s": config.launcher.stop_timeout_s,
     }
-
-
-def _sglang_engines(
-    config: Config, facts: Facts, slots: Sequence[tuple[str, ...]], ports: Sequence[EnginePorts], entry: str
-) -> tuple[ChildSpec, ...]:
-    ranks = sum(max(1, len(slot)) for slot in slots)
-    # Threads beyond the cores spin against each other: on two cores, two CPU engines of 2 threads reached 18 tokens/s
-    # each at 16 requests, of 1 thread 105.
-    threads = max(1, facts.machine.cores // ranks)
-    made: list[ChildSpec] = []
-    for index, (gpus, own) in enumerate(zip(slots, ports, strict=True)):
-        members = (Member("engine", f"engine-{index}", index),)
-        settings = _engine_settings(config, facts, members, own)
-        env = _sglang_env(gpus, threads, facts.run)
-        made.append(_child(members[0].name, "engine", entry, facts.run, settings, env=env, members=members, ports=own))
-    return tuple(made)
-
-
-def _sglang_env(gpus: tuple[str, ...], threads: int, run: Run) -> dict[str, str]:
-    return {
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-        "OMP_NUM_THREADS": str(threads),
-        # SGLang never removes its ipc sockets; below the run directory they go with the run, and their paths are short.
-        "TMPDIR": run.temporary,
-        "TORCHINDUCTOR_CACHE_DIR": run.inductor_cache,  # its default lies in TMPDIR, and is worth keeping
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # under torchrun an engine would wait for the trainer's store
-    }
-
-
-def _sim_engines(config: Config, facts: Facts, count: int, entry: str) -> tuple[ChildSpec, ...]:
-    members = [Member("engine", f"engine-{index}", index) for index in range(count)]
-    width = config.engine.sim.per_process
-    made: list[ChildSpec] = []
-    for first in range(0, count, width):
-        group = tuple(members[first : first + width])
-        name = group[0].name if len(group) == 1 else f"{group[0].name}-to-{group[-1].index}"
-        settings = _engine_settings(config, facts, group, EnginePorts(0, 0))
-        made.append(_child(name, "engine", entry, facts.run, settings, members=group))
-    return tuple(made)
+    env = {"CUDA_VISIBLE_DEVICES": "", **run.scratch, **service.env}
+    members = [Member(name, f"{name}-{index}", index) for index in range(service.count)]
+    return tuple(
+        child(m.name, "service", entry, run, {**shared, "name": m.name, "epoch": m.epoch}, env=env, members=(m,))
+        for m in members
+    )

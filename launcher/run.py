@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import janitor, logs, machine, processes, rundir, tracker
-from launcher.cluster import SIGNALS, Cluster, Context, LinkFactory
-from launcher.plan import ROOMS, Facts, Model, Plan, Run, check_context, plan
+from launcher.broker_line import LinkFactory
+from launcher.cluster import SIGNALS, Cluster, Context
+from launcher.plan import ROOMS, Facts, Model, check_context, plan
 from launcher.ports import Reservation
 from launcher.rundir import RunDir
-from launcher.slots import engine_slots
-from zagent.config import Config
+from launcher.slots import all_slots
+from launcher.specs import Plan, Run
+from zagent.config import Config, ModelConfig
 from zagent.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -64,16 +66,17 @@ def run(config: Config, options: Options) -> None:
     os.environ[processes.RUN_ID_VARIABLE] = options.run_id
     rundir.sweep()
     found = machine.inspect()
-    engine_slots(config.engine, found)  # refuse at once what needs no model to be refused
+    all_slots(config, found)  # refuse at once what needs no model to be refused
     with _ends_with(options.trainer):
-        model = _resolve(config)
+        model = _resolve(config.model, config.engine.kind)
+        service_models = _resolve_services(config)
     check_context(config, model)
     with ExitStack() as stack:
         log_dir = logs.create(Path(config.logs.dir) if config.logs.dir else None, options.run_id, config.logs.keep)
         options.on_log_dir(log_dir)
         directory = stack.enter_context(_directory(options.run_id))
         ports = stack.enter_context(closing(Reservation()))
-        facts = Facts(found, model, _decide(directory))
+        facts = Facts(found, model, _decide(directory), service_models)
         planned = plan(config, facts, ports.take, options.rooms or ROOMS)
         context = Context(
             options.run_id,
@@ -96,17 +99,29 @@ def _ready(endpoint: str, context: Context, directory: RunDir) -> Ready:
     return Ready(endpoint, context.run_id, str(directory.path), str(context.log_dir))
 
 
-def _resolve(config: Config) -> Model:
+def _resolve(model: ModelConfig, kind: str) -> Model:
     from zagent import models  # may bring heavy packages in; a refused configuration needs none of it
 
-    path = models.resolve(config.model.path)
+    path = models.resolve(model.path)
     facts = models.facts(path)
     models.check_source("path", path)
-    if config.model.tokenizer_path is not None:
-        models.check_source("tokenizer_path", config.model.tokenizer_path)
-    if config.engine.kind == "sglang" and facts is not None and not facts.architectures:
-        raise ConfigError(f"model.path={config.model.path!r}: its config.json names no `architectures`")
+    if model.tokenizer_path is not None:
+        models.check_source("tokenizer_path", model.tokenizer_path)
+    if kind == "sglang" and facts is not None and not facts.architectures:
+        raise ConfigError(f"model.path={model.path!r}: its config.json names no `architectures`")
     return Model(path, facts.context_length if facts is not None else None)
+
+
+def _resolve_services(config: Config) -> dict[str, Model]:
+    """The models of services that are pools of engines, by service."""
+    found: dict[str, Model] = {}
+    for name, service in config.services.items():
+        if service.model is not None and service.engine is not None:
+            try:
+                found[name] = _resolve(service.model, service.engine.kind)
+            except ConfigError as error:
+                raise ConfigError(f"services.{name}: {error}") from error
+    return found
 
 
 def _decide(directory: RunDir) -> Run:

@@ -1,4 +1,4 @@
-"""Start-up: the broker first, then engines and workers side by side, ready or the whole start fails."""
+"""Start-up: the broker first, then engines, services and workers side by side, ready or the whole start fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.child import Child
-from launcher.plan import ChildSpec, Plan
+from launcher.specs import ChildSpec, Plan
 from zagent.errors import StartupError
 
 Spawn = Callable[[ChildSpec], Child]
@@ -26,9 +26,11 @@ async def start(plan: Plan, spawn: Spawn, timeout_s: float) -> str:
     broker = spawn(plan.broker)
     await _ready([broker], deadline, timeout_s)
     endpoint = str(broker.ready.result()["endpoint"])
-    members = [spawn(_joining(spec, endpoint)) for spec in (*plan.engines, *plan.workers)]
+    # A service that a loop calls before it is there has its calls wait in the broker.
+    members = [spawn(_joining(spec, endpoint)) for spec in (*plan.engines, *plan.services, *plan.workers)]
     await _ready(members, deadline, timeout_s)
-    check_tokenizers({child.spec.name: child.ready.result() for child in members})
+    of_policy = [child for child in members if child.spec.room != "service"]  # a judge has a tokenizer of its own
+    check_tokenizers({child.spec.name: child.ready.result() for child in of_policy})
     return endpoint
 
 

@@ -27,8 +27,8 @@ settings.load_profile("zagent")
 PATIENCE_S = 2.0
 #: pytest's own, and the cache that torch keeps for the next process (both go with the suite's directory).
 KEPT_FILES = ("pytest-of-", "torchinductor_")
-#: Threads that libraries start once per process and keep, and the one that renders chat templates.
-KEPT_THREADS = ("tokenizer", "pydev", "tqdm", "asyncio_")
+#: Threads that libraries start once per process and keep, and ours for chat templates and for images.
+KEPT_THREADS = ("tokenizer", "images", "pydev", "tqdm", "asyncio_")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -106,3 +106,10 @@ def test_32_bit_ids_of_any_integer_kind_are_taken(ids: Any) -> None:
 def test_anything_else_is_none(ids: Any) -> None:
     """Bools and floats are no ids either."""
     assert int_array(ids) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_log_probabilities_are_finite(value: float) -> None:
+    """One that is not would poison a whole batch's loss."""
+    with pytest.raises(ValueError, match="finite"):
+        AgentLoopOutput(prompt_ids=[1], response_ids=[2, 3], response_mask=[1, 1], response_logprobs=[-1.0, value])

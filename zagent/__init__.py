@@ -12,11 +12,23 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zagent.client.llm_client import AsyncLLMServerManager as AsyncLLMServerManager
+    from zagent.client.services import Services as Services
     from zagent.config import Config as Config
     from zagent.data_proto import DataProto as DataProto
     from zagent.errors import *  # noqa: F403
     from zagent.loops.base import AgentLoopBase as AgentLoopBase
+    from zagent.loops.environment import register_env as register_env
+    from zagent.loops.interactions import BaseInteraction as BaseInteraction
+    from zagent.loops.multi_turn import MultiTurnLoop as MultiTurnLoop
+    from zagent.loops.parsers import FunctionCall as FunctionCall
+    from zagent.loops.parsers import ParsedTurn as ParsedTurn
+    from zagent.loops.parsers import register_parser as register_parser
     from zagent.loops.registry import register as register
+    from zagent.loops.tools import BaseTool as BaseTool
+    from zagent.loops.tools import ToolContext as ToolContext
+    from zagent.loops.tools import ToolResponse as ToolResponse
+    from zagent.loops.tools import tool as tool
+    from zagent.service.base import idempotent as idempotent
     from zagent.trainer.collate import collate as collate
     from zagent.trainer.manager import AgentLoopManager as AgentLoopManager
     from zagent.trainer.rows import get_trajectory_info as get_trajectory_info
@@ -25,6 +37,7 @@ if TYPE_CHECKING:
     from zagent.types import Outcome as Outcome
     from zagent.types import TokenOutput as TokenOutput
     from zagent.worker.runner import AgentLoopWorker as AgentLoopWorker
+    from zagent.worker.trace import Tracer as Tracer
 
 
 _HOME = {
@@ -34,13 +47,26 @@ _HOME = {
     "AgentLoopOutput": "zagent.types",
     "AgentLoopWorker": "zagent.worker.runner",
     "AsyncLLMServerManager": "zagent.client.llm_client",
+    "BaseInteraction": "zagent.loops.interactions",
+    "BaseTool": "zagent.loops.tools",
     "Config": "zagent.config",
     "DataProto": "zagent.data_proto",
+    "MultiTurnLoop": "zagent.loops.multi_turn",
+    "FunctionCall": "zagent.loops.parsers",
     "Outcome": "zagent.types",
+    "ParsedTurn": "zagent.loops.parsers",
+    "Services": "zagent.client.services",
     "TokenOutput": "zagent.types",
+    "Tracer": "zagent.worker.trace",
+    "ToolContext": "zagent.loops.tools",
+    "ToolResponse": "zagent.loops.tools",
     "collate": "zagent.trainer.collate",
     "get_trajectory_info": "zagent.trainer.rows",
+    "idempotent": "zagent.service.base",
     "register": "zagent.loops.registry",
+    "register_parser": "zagent.loops.parsers",
+    "tool": "zagent.loops.tools",
+    "register_env": "zagent.loops.environment",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604

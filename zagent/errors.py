@@ -8,13 +8,15 @@
     │   │   └── PromptTooLong           prompt beyond rollout.prompt_length or the model's context
     │   ├── UnknownAgent            no loop of that name
     │   ├── UnknownMethod           the pool's members have no such method
+    │   ├── UnknownService          no service of that name (a KeyError, too)
     │   ├── LoopError               an agent loop raised or returned something unusable
     │   │   └── TemplateError           a chat template that cannot do what the loop needs
     │   └── RewardError             a reward function raised, took too long or gave no finite number
-    ├── TransientError          somebody else's fault; tried again elsewhere
+    ├── TransientError          somebody else's fault; tried again elsewhere, if `repeatable`
     │   ├── MemberLost              the member that had the call is gone
     │   ├── Refused                 the member is leaving and took nothing on
     │   └── Overloaded              the broker's queue is full
+    ├── PoolLost                the pool's members are gone for good
     ├── DeadlineExceeded        the call's time ran out
     ├── CallCancelled           the caller, or the batch it belongs to, gave the call up
     ├── ConnectionLost          the link to the broker is closed or was never welcomed
@@ -73,6 +75,12 @@ class UnknownMethod(CallerError):
     """The members of that pool have no such method."""
 
 
+class UnknownService(CallerError, KeyError):
+    """No service of that name in this cluster; the message lists those there are."""
+
+    __str__ = Exception.__str__  # a KeyError's would be quoted
+
+
 class LoopError(CallerError):
     """An agent loop raised, or returned something that is no usable `AgentLoopOutput`."""
 
@@ -86,7 +94,17 @@ class RewardError(CallerError):
 
 
 class TransientError(ZagentError):
-    """Not the caller's fault; the pending table tries again, elsewhere where it can."""
+    """Not the caller's fault; the pending table tries again, elsewhere where it can.
+
+    ``repeatable`` False: not again, since the member may have begun and twice could do harm (a service's method that is
+    not `idempotent`).
+    """
+
+    fields = ("repeatable",)
+
+    def __init__(self, *args: Any, repeatable: bool = True) -> None:
+        super().__init__(*args)
+        self.repeatable = repeatable
 
 
 class MemberLost(TransientError):
@@ -99,6 +117,10 @@ class Refused(TransientError):
 
 class Overloaded(TransientError):
     """The broker's queue (`broker.max_pending`) is full."""
+
+
+class PoolLost(ZagentError):
+    """No member of the pool is left and none will be started again; the message quotes the last one's log."""
 
 
 class DeadlineExceeded(ZagentError):

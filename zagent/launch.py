@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
 DEMO_OUT = Path("outputs/demo.jsonl")
-#: Short answers: a CPU samples some 100 tokens a second. Below a --config file and overrides of the user's.
-DEMO_SETTINGS = ("rollout.prompt_length=256", "rollout.response_length=80", "rollout.temperature=0.7")
+#: Below overrides of the user's, and not beside a --config file.
+DEMO_SETTINGS = (
+    *("model.path=tiny", "rollout.agent=tool_agent", "rollout.imports=[zagent.demo.calculator]"),
+    *("rollout.prompt_length=512", "rollout.response_length=384", "rollout.temperature=0.7"),
+)
 RUN_ID_VARIABLE = "ZAGENT_RUN_ID"
 
 
@@ -55,7 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description="Without --demo or --prompts: serve until Ctrl-C, for trainers that connect to what it prints.",
     )
     job = parser.add_mutually_exclusive_group()
-    job.add_argument("--demo", action="store_true", help="run the bundled prompts on whatever this machine has")
+    job.add_argument("--demo", action="store_true", help="a tiny model with a calculator, on whatever this machine has")
     job.add_argument("--prompts", type=Path, metavar="P.jsonl", help="run every prompt of this file")
     job.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, metavar="O.jsonl", help=f"where outcomes go (--demo: {DEMO_OUT})")
@@ -79,15 +82,19 @@ def load(options: argparse.Namespace) -> Config:
 
 
 def batch(config: Config, options: argparse.Namespace) -> int:
-    """A batch job; this process is its trainer."""
-    from zagent.trainer.job import run_job
-
+    """A batch job or the demonstration; this process is its trainer."""
     out = options.out or DEMO_OUT
     if options.demo and not options.out:
         with contextlib.suppress(OSError):  # the job says that it cannot write there
             out.parent.mkdir(exist_ok=True)
     try:
-        return run_job(config, prompts=options.prompts, out=out, keep_going=options.keep_going, demo=options.demo)
+        if options.demo:
+            from zagent.demo.run import run_demo
+
+            return run_demo(config, out)
+        from zagent.trainer.job import run_job
+
+        return run_job(config, prompts=options.prompts, out=out, keep_going=options.keep_going)
     except OSError as error:
         if error.filename != str(out):
             raise

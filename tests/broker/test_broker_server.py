@@ -12,7 +12,7 @@ import pytest
 from support.broker_driver import SECRET, Driver, driver
 from zagent.broker.dispatch import Assignment
 from zagent.broker.server import Recorder, _recorder, deliver, feed, serve
-from zagent.errors import ConfigError, MemberLost, from_wire
+from zagent.errors import ConfigError, Refused, from_wire
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
 from zagent.wire.messages import Call, Failure, Hello
 
@@ -48,12 +48,12 @@ def a_call(call: bytes = b"1") -> list[Any]:
 
 
 def test_what_cannot_be_delivered_fails_to_its_caller() -> None:
-    """The member is gone: `MemberLost` goes out in the same breath (pitfall I7)."""
+    """The member is gone: that nobody has begun the call goes out in the same breath (pitfall I7)."""
     d, router = started(), Router(b"dm0/1")
     feed(d.core, router, [(b"dcaller", a_call())], 0.0)
     ((to, frames),) = router.sent
     assert (to, decode_header(frames[0])) == (b"dcaller", Failure(b"1", 1, False))
-    assert isinstance(from_wire(decode_body(frames[1:])), MemberLost)
+    assert isinstance(from_wire(decode_body(frames[1:])), Refused)
     assert not d.member("m0").takes_calls
 
 

@@ -184,6 +184,16 @@ def test_a_relative_loop_file_becomes_absolute(tmp_path: Path, monkeypatch: pyte
     assert Config().rollout.agent_loop_config_path is None
 
 
+@pytest.mark.parametrize(("path", "found"), [("t/{worker}.jsonl", "{here}/t/{{worker}}.jsonl"), ("s3://x", "s3://x")])
+def test_a_tracers_relative_path_becomes_absolute(
+    path: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's directory, with its placeholders; a URL stays."""
+    monkeypatch.chdir(tmp_path)
+    args = Config.load(overrides=[f"trace.args.path={path}", "trace.args.depth=3"]).trace.args
+    assert args == {"path": found.format(here=tmp_path), "depth": 3}
+
+
 def test_an_absolute_loop_file_stays() -> None:
     """As it was given."""
     assert load("rollout.agent_loop_config_path=/x/y.yaml").rollout.agent_loop_config_path == "/x/y.yaml"
@@ -219,3 +229,45 @@ def test_paths_of_any_kind_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("worker: {count: 5}")
     assert Config.load(os.fspath(path)) == Config.load(path)
+
+
+SERVICE = "services.box.target=my.Box"
+JUDGE = "services.judge.model.path=m"
+
+
+def test_services_are_classes_or_engines() -> None:
+    """With the defaults of each; a configuration survives being sent."""
+    config = Config.load(overrides=[SERVICE, JUDGE, "services.box.env={N: 4, X: y}", "services.judge.engine.kind=sim"])
+    box, judge = config.services["box"], config.services["judge"]
+    assert (box.target, box.count, box.credits, box.env, box.engine) == ("my.Box", 1, 64, {"N": "4", "X": "y"}, None)
+    assert judge.engine is not None
+    assert (judge.engine.kind, judge.engine.count, judge.credits) == ("sim", 1, 512)
+    assert Config.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["services.box.count=2"], "services.box: needs either target"),
+        ([SERVICE, "services.box.model.path=m"], "services.box: needs either target"),
+        ([SERVICE, "services.box.engine.count=1"], "services.box: engine belongs to model"),
+        ([JUDGE, "services.judge.count=2"], "services.judge: count and args are a class's"),
+        ([JUDGE, "services.judge.args={a: 1}"], "services.judge: count and args are a class's"),
+        ([JUDGE, "services.judge.engine.count=auto"], "services.judge: engine.count must be a number here"),
+        ([JUDGE, "services.judge.engine=5"], "services.judge.engine"),
+        ([SERVICE, "services.box.env={ZAGENT_RUN_ID: x}"], "services.box.env: may not set 'ZAGENT_RUN_ID'"),
+        ([SERVICE, "services.box.env={'A=B': x}"], "'A=B' cannot be a variable"),
+        ([SERVICE, "services.box.env={'': x}"], "'' cannot be a variable"),
+        ([SERVICE, "services.box.env.FLAG=true"], "services.box.env.FLAG=True"),
+        ([SERVICE, "services.box.env=5"], "services.box.env=5: must be a map"),
+        (["services.engine.target=x.Y"], "services: 'engine' cannot name a pool"),
+        (["services.box.targt=x.Y"], "did you mean 'services.box.target'?"),
+        ([JUDGE, "services.judge.engine.conut=2"], "did you mean 'services.judge.engine.count'?"),
+        (["services.box.max_in_flight=0", SERVICE], "services.box.max_in_flight=0"),
+    ],
+)
+def test_a_service_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    """With its key and the reason."""
+    with pytest.raises(ConfigError) as refused:
+        Config.load(overrides=overrides)
+    assert message in str(refused.value)

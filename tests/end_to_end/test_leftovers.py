@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clusters import sim_overrides
+from support.clusters import model_directory, sim_overrides
 from support.processes import eventually, with_run_id
 
 #: A trainer: launches, says who it is, gets one batch done, and then does as it was told.
@@ -71,3 +71,15 @@ def test_simulated_engines(tmp_path: Path, ending: str) -> None:
 def test_real_engine(tmp_path: Path, ending: str) -> None:
     """The same with SGLang's own processes, while it generates."""
     end(tmp_path, [f"logs.dir={tmp_path / 'logs'}", *REAL], ending)
+
+
+SERVICES = ["services.sandbox.target=examples.services.sandbox.Sandbox", "services.judge.engine.kind=sim"]
+
+
+@pytest.mark.parametrize("ending", ["ctrl-c", "kill"])
+def test_services(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox whose code runs in a session of its own when the end comes, and a judge."""
+    running = "asyncio.run(manager.services['sandbox'].run('import time; time.sleep(600)', limit=600))"
+    monkeypatch.setitem(ENDINGS, ending, (f"import asyncio; {running}", *ENDINGS[ending][1:]))
+    judge = f"services.judge.model.path={model_directory(tmp_path / 'judge')}"
+    end(tmp_path, sim_overrides(tmp_path, *SERVICES, judge, "engine.sim.decode_tokens_per_s=100"), ending)

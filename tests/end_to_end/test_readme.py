@@ -27,6 +27,22 @@ if __name__ == "__main__":
         print(out.batch["response_mask"].sum(dim=1).tolist(), out.non_tensor_batch["__num_turns__"].tolist())
 """
 
+RUN_TOOLS = """
+import zagent
+if __name__ == "__main__":
+    config = zagent.Config.load(overrides=[
+        "engine.kind=sim", "engine.count=1", "worker.count=1", "rollout.imports=[my_tools]",
+        "rollout.agent=tool_agent", "rollout.response_length=32", "reward.function=my_tools.score",
+    ])
+    columns = {"raw_prompt": [[{"role": "user", "content": "Hello"}]] * 3, "reward_model": [{"ground_truth": "no"}] * 3}
+    with zagent.AgentLoopManager.launch(config) as manager:
+        out = manager.generate_sequences(zagent.DataProto(non_tensor_batch=columns))
+        print(out.non_tensor_batch["reward_score"].tolist(), out.non_tensor_batch["turns"].tolist())
+    from my_tools import population
+    from zagent.loops.tools import FunctionTool
+    print(FunctionTool(population).tool_schema["function"]["description"].lower().rstrip("."), population("Paris"))
+"""
+
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -55,8 +71,15 @@ def test_embedding_block(directory: Path) -> None:
 
 def test_loop_block(directory: Path) -> None:
     """The loop of one's own runs in the workers: two turns of sixteen sampled tokens each."""
-    (directory / "my_loops.py").write_text(BLOCKS[1])
+    (directory / "my_loops.py").write_text(BLOCKS[2])
     assert script(directory, RUN_LOOP) == "[32, 32, 32] [3, 3, 3]\n"
+
+
+def test_tools_block(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tool is shown to the model and can be called, its reward function scores each row."""
+    monkeypatch.setenv("ZAGENT_README_MODEL", "tiny")  # whose template takes tools
+    (directory / "my_tools.py").write_text(BLOCKS[1])
+    assert script(directory, RUN_TOOLS) == "[0.0, 0.0, 0.0] [2, 2, 2]\nhow many people live in a city 2100000\n"
 
 
 def test_nothing_is_left_to_fill_in() -> None:

@@ -11,8 +11,8 @@ import pytest
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
 from zagent.config import EngineConfig
-from zagent.engine.server import EngineServer, _end_dead, _first_end, build, read_request
-from zagent.errors import EngineError, InvalidRequest, MemberLost
+from zagent.engine.server import EngineServer, _end_dead, _first_end, build, main, read_request
+from zagent.errors import ConfigError, EngineError, InvalidRequest, MemberLost
 from zagent.wire.messages import Call
 
 CALL = Call(b"\x01" * 16, 3, "engine", "generate")
@@ -20,7 +20,7 @@ CALL = Call(b"\x01" * 16, 3, "engine", "generate")
 
 def test_a_request_is_read_from_its_message() -> None:
     """The prompt as int32, the dict as the engine's own."""
-    request = read_request([np.array([1, 2], np.int64), {"top_k": 1}, [b"image"], None], CALL)
+    request = read_request([np.array([1, 2], np.int64), {"top_k": 1}, [np.frombuffer(b"image", np.uint8)], None], CALL)
     assert (request.prompt_ids.dtype, request.prompt_ids.tolist()) == (np.int32, [1, 2])
     assert (request.sampling_params, request.images, request.videos) == ({"top_k": 1}, [b"image"], None)
 
@@ -179,3 +179,19 @@ def test_the_end_of_a_dead_engine_is_bounded(
     code, took = run(main())
     assert (code, took) == (86, pytest.approx(2.0))
     assert "engine died: it fell over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pool", "start"), [("engine", "engine.sim.eos_token_id"), ("judge", "services.judge: engine.")]
+)
+def test_a_services_engines_are_named_by_their_service(pool: str, start: str) -> None:
+    """The same keys stand in two places of a configuration."""
+    settings = {
+        "pool": pool,
+        "members": [{"name": "x-0", "index": 0, "epoch": 1}],
+        "model": {"path": "/nowhere"},
+        "engine": {"kind": "sim", "count": 1, "sim": {"vocab_size": 100, "eos_token_id": 100}},
+    }
+    with pytest.raises(ConfigError) as refused:
+        main(settings, lambda _: None)
+    assert str(refused.value).startswith(start)

@@ -1,4 +1,4 @@
-"""Where models are found, and the built-in one is made."""
+"""Where models are found, and the built-in ones come from."""
 
 from __future__ import annotations
 
@@ -76,8 +76,38 @@ def test_hub_id_stays_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_misspelt_built_in_name_is_corrected() -> None:
     """A near miss of a built-in name is not sent to the hub."""
-    with pytest.raises(ConfigError, match="did you mean 'smollm2-135m'"):
-        models.resolve("smollm-135m")
+    for wrong, right in (("smollm-135m", "smollm2-135m"), ("tinny", "tiny"), ("tiny_early", "tiny-early")):
+        with pytest.raises(ConfigError, match=f"did you mean '{right}'"):
+            models.resolve(wrong)
+
+
+@pytest.mark.parametrize(("name", "moment"), [("tiny", "final"), ("tiny-early", "early")])
+def test_the_tiny_models_lie_in_the_package(
+    name: str, moment: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is prepared, fetched or asked for, and nothing goes to the cache."""
+    commands, asked = answers(monkeypatch, 1), hub(monkeypatch, error=OSError())
+    directory = models.resolve(name)
+    assert directory == str(Path(models.__file__).parent / "tiny" / moment)
+    models.check_source("path", directory)
+    found = models.facts(directory)
+    assert found is not None
+    assert (found.context_length, found.model_type) == (2048, "llama")
+    assert models.main([name]) == 0
+    assert capsys.readouterr().out.strip() == directory
+    assert (commands, asked, cache.exists()) == ([], [], False)
+
+
+def test_a_wrong_path_is_told_the_built_in_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `model.path` is neither a directory nor the hub's; the tokenizer's may not be one of them."""
+    names = r"\(tiny, tiny-early, smollm2-135m\)"
+    with pytest.raises(ConfigError, match=rf"'/no/such' does not exist \(built in: {names[2:]}"):
+        models.resolve("/no/such")
+    hub(monkeypatch, error=OSError("no network"))
+    with pytest.raises(ConfigError, match=rf"'a/b' is no directory or built-in name {names}, and .*: no network$"):
+        models.check_source("path", "a/b")
+    with pytest.raises(ConfigError, match=r"tokenizer_path='a/b' is no directory, and .*: no network$"):
+        models.check_source("tokenizer_path", "a/b")
 
 
 def test_facts_come_from_config_json(tmp_path: Path) -> None:

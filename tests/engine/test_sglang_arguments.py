@@ -69,7 +69,7 @@ def test_users_arguments_win_over_defaults() -> None:
 
 def test_users_arguments_cannot_take_what_is_zagents() -> None:
     """Every argument that zagent computes is refused in `engine.args`, so that none is silently overridden."""
-    computed = set(arguments()) - set(setup.CPU_ARGUMENTS) - {"log_level"}
+    computed = set(arguments()) - set(setup.CPU_ARGUMENTS) - set(setup.DEFAULT_ARGUMENTS)
     for key in computed | {"device"}:
         with pytest.raises(ConfigError, match="zagent owns it"):
             Config.from_dict({"engine": {"args": {key: 1}}})

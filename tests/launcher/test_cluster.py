@@ -14,48 +14,28 @@ from typing import Any
 import pytest
 
 from launcher.cluster import Cluster, Context
-from launcher.plan import ChildSpec, Plan
 from launcher.ports import EnginePorts
+from launcher.specs import ChildSpec, Plan
+from support.broker_line import Line
 from support.processes import PATIENCE_S, eventually, running, spec
 from zagent.config import LauncherConfig
 from zagent.errors import ConnectionLost, MemberLost, StartupError
-
-
-class Link:
-    """A broker's line that remembers."""
-
-    def __init__(self) -> None:
-        self.opened: list[tuple[str, str]] = []
-        self.told: list[tuple[str, str, int, str]] = []
-        self.closed = False
-        self.broken = False
-
-    def __call__(self, endpoint: str, secret: str) -> Link:
-        self.opened.append((endpoint, secret))
-        return self
-
-    async def exited(self, pool: str, name: str, epoch: int, reason: str) -> None:
-        self.told.append((pool, name, epoch, reason))
-        if self.broken:
-            raise OSError("line dead")
-
-    async def close(self) -> None:
-        self.closed = True
-        if self.broken:
-            raise OSError("line dead")
 
 
 def supervise(
     tmp_path: Path,
     engines: list[ChildSpec],
     workers: list[ChildSpec],
+    services: list[ChildSpec] | None = None,
     *,
     broker: ChildSpec | None = None,
     then: Callable[[Cluster], Any] = Cluster.stop,
     **context: Any,
 ) -> str:
     """Run a cluster, call ``then`` once it serves; the endpoint."""
-    plan = Plan(broker or spec("broker", "obedient", endpoint="ipc://b"), tuple(engines), tuple(workers))
+    plan = Plan(
+        broker or spec("broker", "obedient", endpoint="ipc://b"), tuple(engines), tuple(workers), tuple(services or ())
+    )
     limits = LauncherConfig(start_timeout_s=context.pop("start_timeout_s", PATIENCE_S), stop_timeout_s=1.0)
     served: list[str] = []
 
@@ -82,11 +62,12 @@ def test_cluster_serves_at_the_brokers_endpoint_and_ends(tmp_path: Path) -> None
 
 
 def test_rooms_stop_in_order(tmp_path: Path) -> None:
-    """Workers first, then engines, the broker last."""
+    """Workers first, then services, engines, the broker last."""
     stops = str(tmp_path / "stops")
     broker = spec("broker", "obedient", name="broker", stops=stops)
-    supervise(tmp_path, one("engine", stops=stops), one("worker", stops=stops), broker=broker)
-    assert (tmp_path / "stops").read_text().split() == ["worker-0", "engine-0", "broker"]
+    rooms = [one(room, stops=stops) for room in ("engine", "worker", "service")]
+    supervise(tmp_path, *rooms, broker=broker)
+    assert (tmp_path / "stops").read_text().split() == ["worker-0", "service-0", "engine-0", "broker"]
 
 
 def test_ports_are_released_right_before_their_engine_starts(tmp_path: Path) -> None:
@@ -111,8 +92,8 @@ def test_failed_start_ends_what_was_started(tmp_path: Path) -> None:
 
 def test_a_child_that_hangs_at_start_is_named(tmp_path: Path) -> None:
     """The deadline's error names the child and shows how far it came."""
-    with pytest.raises(StartupError, match=r"engine-0 did not become ready: it said nothing within 1 s(?s:.*)for ever"):
-        supervise(tmp_path, one("engine", "hanging"), one("worker"), start_timeout_s=1.0)
+    with pytest.raises(StartupError, match=r"engine-0 did not become ready: it said nothing within 4 s(?s:.*)for ever"):
+        supervise(tmp_path, one("engine", "hanging"), one("worker"), start_timeout_s=4.0)
 
 
 def test_disagreeing_tokenizers_fail_the_start(tmp_path: Path) -> None:
@@ -121,9 +102,20 @@ def test_disagreeing_tokenizers_fail_the_start(tmp_path: Path) -> None:
         supervise(tmp_path, one("engine", probe="a"), one("worker", probe="b"))
 
 
+def test_a_judges_tokenizer_is_its_own(tmp_path: Path) -> None:
+    """It has another model, and is not compared with the policy's."""
+    supervise(tmp_path, one("engine", probe="a"), one("worker", probe="a"), one("service", probe="b"))
+
+
+def test_a_service_that_does_not_start_fails_the_start(tmp_path: Path) -> None:
+    """Like any other child: the first start is not tried again."""
+    with pytest.raises(StartupError, match=r"service-0 did not become ready.*made of cheese"):
+        supervise(tmp_path, one("engine"), one("worker"), one("service", "crashing"))
+
+
 def test_the_broker_is_told_of_a_dead_member(tmp_path: Path) -> None:
     """One of two engines dies: its member is reported with pool, name, epoch and reason; the run goes on."""
-    link, cue = Link(), tmp_path / "cue"
+    link, cue = Line(), tmp_path / "cue"
     engines = [spec("engine", "dying", name="engine-0", cue=str(cue)), spec("engine", "obedient", name="engine-1")]
 
     def then(cluster: Cluster) -> None:
@@ -143,7 +135,7 @@ async def _stop_when(holds: Callable[[], bool], cluster: Cluster) -> None:
 
 def test_death_of_the_last_engine_ends_the_run(tmp_path: Path) -> None:
     """The error names the engine, its exit code and its last lines; the broker was told."""
-    link, cue = Link(), tmp_path / "cue"
+    link, cue = Line(), tmp_path / "cue"
     with pytest.raises(MemberLost, match=r"engine-0 .*no engine is left: it exited with code 3(?s:.*)a cough"):
         supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=lambda _: cue.touch(), link=link)
     assert [told[1] for told in link.told] == ["engine-0"]
@@ -159,7 +151,7 @@ def test_death_of_the_broker_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_dead_line_to_the_broker_does_not_stop_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and everything is still taken down."""
-    link, cue = Link(), tmp_path / "cue"
+    link, cue = Line(), tmp_path / "cue"
     link.broken = True
     with pytest.raises(MemberLost):
         supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=lambda _: cue.touch(), link=link)

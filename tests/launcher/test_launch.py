@@ -81,16 +81,16 @@ def test_batch_job_is_called_with_files_and_configuration(monkeypatch: pytest.Mo
     assert launch.main(arguments) == 1
     [(config, rest)] = called
     assert config.rollout.n == 2  # type: ignore[attr-defined]
-    assert rest == {"prompts": Path("p.jsonl"), "out": Path("o.jsonl"), "keep_going": True, "demo": False}
+    assert rest == {"prompts": Path("p.jsonl"), "out": Path("o.jsonl"), "keep_going": True}
 
 
 def test_demo_writes_below_outputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without --out the demonstration has a place of its own, which is made."""
-    called: list[dict[str, object]] = []
-    monkeypatch.setattr("zagent.trainer.job.run_job", lambda _config, **rest: called.append(rest) or 0)
+    called: list[tuple[str, Path]] = []
+    monkeypatch.setattr("zagent.demo.run.run_demo", lambda config, out: called.append((config.model.path, out)) or 0)
     monkeypatch.chdir(tmp_path)
     assert launch.main(["--demo"]) == 0
-    assert called == [{"prompts": None, "out": Path("outputs/demo.jsonl"), "keep_going": False, "demo": True}]
+    assert called == [("tiny", Path("outputs/demo.jsonl"))]
     assert (tmp_path / "outputs").is_dir()
 
 

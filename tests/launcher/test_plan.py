@@ -11,8 +11,9 @@ import pytest
 
 from launcher.gpus import Gpus
 from launcher.machine import Machine
-from launcher.plan import ROOMS, Facts, Model, Plan, Run, plan
+from launcher.plan import ROOMS, Facts, Model, plan
 from launcher.ports import EnginePorts
+from launcher.specs import Plan, Run
 from zagent.config import Config
 from zagent.errors import ConfigError
 
@@ -79,6 +80,18 @@ def test_worker_settings() -> None:
     assert (settings["secret"], settings["context_length"]) == ("s3cret", 4096)
     assert settings["model"]["path"] == "/models/resolved"
     assert settings["rollout"]["response_length"] == 1024
+
+
+def test_workers_know_reward_trace_and_the_services_names() -> None:
+    """Not the services' environments, which may hold keys of their own."""
+    services = ["services.box.target=a.Box", "services.box.env.TOKEN=s3cret-token", "services.judge.model.path=j"]
+    config = Config.load(overrides=["reward.function=a.b", "trace.target=c.d", "engine.count=1", *services])
+    facts = Facts(machine(), Model("/models/m", 4096), RUN, {"judge": Model("/models/j", 4096)})
+    settings = plan(config, facts, lambda: EnginePorts(1, 2)).workers[0].settings
+    assert settings["reward"]["function"] == "a.b"
+    assert settings["trace"]["target"] == "c.d"
+    assert settings["services"] == {"box": {"model": False}, "judge": {"model": True}}
+    assert "s3cret-token" not in json.dumps(settings)
 
 
 def test_engine_settings() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from support.tiny_tokenizer import tiny_tokenizer
 from zagent.config import RolloutConfig
-from zagent.errors import PromptTooLong
-from zagent.loops.base import AgentLoopBase, TrainerConfig, with_budget
+from zagent.errors import PromptTooLong, TemplateError
+from zagent.loops.base import AgentLoopBase, TrainerConfig, check_media, with_budget
 from zagent.types import AgentLoopOutput
 
 MESSAGES = [{"role": "user", "content": "hé"}]
@@ -57,6 +57,66 @@ def test_template_options_are_the_same_on_every_call_and_kwargs_win() -> None:
         return [made.tokenizer.decode(await call)[-3:] for call in calls]
 
     assert asyncio.run(main()) == [">\n!", "|>\n"]
+
+
+def test_an_answer_is_continued_with_what_its_turn_lacks() -> None:
+    """The newline behind the stop token (pitfall C3), the reply, the next header; with the options of every call."""
+    made = loop(apply_chat_template_kwargs={"shout": True})
+    answer = np.array([72, made.tokenizer.eos_token_id], np.int32)
+    ids = asyncio.run(made.continue_chat(answer, [{"role": "tool", "content": "42"}]))
+    assert made.tokenizer.decode(ids) == "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n!"
+
+
+def test_messages_are_rendered_amid_a_conversation() -> None:
+    """verl's `remove_system_prompt`: nothing in front of them."""
+    made = loop()
+    made.tokenizer.chat_template = "Be brief.\n" + made.tokenizer.chat_template
+    whole, part = (asyncio.run(made.apply_chat_template(MESSAGES, remove_system_prompt=flag)) for flag in (False, True))
+    assert made.tokenizer.decode(part) == "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
+    assert made.tokenizer.decode(whole) == "Be brief.\n" + made.tokenizer.decode(part)
+
+
+def test_errors_of_templates_name_the_model() -> None:
+    """By `model.path`."""
+    made = Loop(TrainerConfig(RolloutConfig(), None, "org/model"), None, tiny_tokenizer())  # type: ignore[arg-type]
+    with pytest.raises(TemplateError, match=r"chat template of org/model \(roles: user\): it takes no tools"):
+        asyncio.run(made.apply_chat_template(MESSAGES, tools=[{"type": "function"}]))
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_images_and_videos_need_their_parts(kind: str) -> None:
+    """One content part each: the template writes the placeholders. Said before anything is rendered."""
+    parts = [{"type": kind}, {"type": "text", "text": "?"}, {"type": f"{kind}_url"}]
+    messages = [{"role": "user", "content": parts}, *MESSAGES]
+    for media, said in (([b""], messages), ([b"", b"", b""], messages), ([b""], MESSAGES)):
+        with pytest.raises(TemplateError, match=f"{len(media)} {kind}s for messages with [02] content parts"):
+            asyncio.run(loop().apply_chat_template(said, **{f"{kind}s": media}))
+    check_media(messages, kind, [b"", b""])
+    check_media(messages, kind, None)
+
+
+@pytest.mark.parametrize("call", ["apply_chat_template", "continue_chat"])
+def test_a_long_tokenization_leaves_the_event_loop_free(call: str) -> None:
+    """It ends only when the loop has gone on meanwhile (pitfall F6)."""
+
+    async def main() -> None:
+        made, went_on = loop(), threading.Event()
+        render = made.tokenizer.apply_chat_template
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            assert went_on.wait(30)
+            return render(*args, **kwargs)
+
+        made.tokenizer.apply_chat_template = slow
+        args = ([1], MESSAGES) if call == "continue_chat" else (MESSAGES,)
+        task = asyncio.create_task(getattr(made, call)(*args))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        went_on.set()
+        assert await task
+
+    asyncio.run(main())
 
 
 def test_the_tokenizer_runs_in_its_own_thread() -> None:

@@ -135,7 +135,7 @@ BAD_FILES = {
     "no list": ("name: x\n_target_: y.Z\n", "must be a list"),
     "no target": ("- {name: x}\n", "entry 0 needs name and _target_"),
     "no name": ("- {name: a, _target_: mine.Few}\n- {_target_: mine.Few}\n", "entry 1 needs name and _target_"),
-    "no map": ("- just text\n", "entry 0 needs name"),
+    "no map": ("- just text\n", "entry 0 must be a mapping"),
     "no yaml": ("- [1\n", "cannot be read"),
     "text": ("just text", "loops.yaml"),
     "empty": ("", "must be a list"),

@@ -28,7 +28,9 @@ class Engine:
         self.tokens, self.output = tokens, output
         self.calls: list[tuple[str, np.ndarray, dict[str, Any]]] = []
 
-    async def generate(self, request_id: str, prompt_ids: Any, sampling_params: dict[str, Any]) -> TokenOutput:
+    async def generate(
+        self, request_id: str, prompt_ids: Any, sampling_params: dict[str, Any], image_data: Any = None
+    ) -> TokenOutput:
         self.calls.append((request_id, prompt_ids, dict(sampling_params)))
         ids = np.arange(self.tokens, dtype=np.int32)
         fields = {"log_probs": -ids.astype(np.float32), "versions": [(4, 0, self.tokens)], **self.output}

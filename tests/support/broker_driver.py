@@ -104,8 +104,9 @@ class Driver:
     def goodbye(self, nonce: bytes) -> list[Sent]:
         return self.say(b"c" + nonce, Goodbye())
 
-    def unsendable(self, to: bytes) -> list[Sent]:
-        return self._note(self.core.unsendable(to, [], self.now))
+    def unsendable(self, to: bytes, frames: list[Any] | None = None) -> list[Sent]:
+        """``frames`` did not reach ``to``; by default something that is no call."""
+        return self._note(self.core.unsendable(to, frames or [encode_header(Goodbye())], self.now))
 
     def tick(self) -> list[Sent]:
         return self._note(self.core.tick(self.now))

@@ -73,10 +73,12 @@ class Cluster:
         await link.open()
         return link
 
-    async def engine(self, index: int = 0, *, credits: int = 8, epoch: int = 1, **sim: Any) -> EngineServer:
+    async def engine(
+        self, index: int = 0, *, pool: str = "engine", credits: int = 8, epoch: int = 1, **sim: Any
+    ) -> EngineServer:
         """A simulated engine behind the broker."""
         engine = await started(index, **sim)
-        link = Link(self.router.connect, Identity("engine", f"engine-{index}", epoch, credits, SECRET))
+        link = Link(self.router.connect, Identity(pool, f"{pool}-{index}", epoch, credits, SECRET))
         server = EngineServer(engine, link)
         self.links.append(link)
         self.engines.append(server)

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.plan import ChildSpec, Member
+from launcher.specs import ChildSpec, Member
 
 #: Long enough for a loaded two-core machine; only a failing test waits as long.
 PATIENCE_S = 20.0
 
 
-def spec(room: str, entry: str, *, name: str = "", run_id: str = "test-run", **settings: Any) -> ChildSpec:
+def spec(
+    room: str, entry: str, *, name: str = "", pool: str = "", run_id: str = "test-run", **settings: Any
+) -> ChildSpec:
     """A child of ``room`` that runs the function ``entry`` of `support.rooms`."""
     name = name or f"{room}-0"
-    members = () if room == "broker" else (Member(room, name, 0),)
+    members = () if room == "broker" else (Member(pool or room, name, 0),)
     env = {"ZAGENT_RUN_ID": run_id, "ZAGENT_CHILD": name}
     return ChildSpec(name, room, f"support.rooms:{entry}", settings, env, members)
 

@@ -138,3 +138,27 @@ def dying_by_cue(settings: Mapping[str, Any], ready: Ready) -> None:
 def refusing(settings: Mapping[str, Any], ready: Ready) -> None:
     print("about to refuse", flush=True)
     raise ConfigError("no cheese here")
+
+
+def mortal(settings: Mapping[str, Any], ready: Ready) -> None:
+    """A service by looks: notes its life (epoch, pid) in the file `lives`; the first `deaths` lives exit with code 3
+    right after they were ready. `then` is what the later ones do instead: `hang` or `refuse` at the start."""
+    with open(settings["lives"], "a") as file:
+        file.write(f"{settings['epoch']} {os.getpid()}\n")
+    if settings["epoch"] > settings["deaths"]:
+        {"": obedient, "hang": hanging, "refuse": refusing}[settings.get("then", "")](settings, ready)
+        return
+    print("a cough", flush=True)
+    ready({})
+    os._exit(3)
+
+
+def mourning(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Becomes ready once the process that is noted first in the file `lives` is gone."""
+    lives = Path(settings["lives"])
+    while not lives.exists() or not lives.read_text():
+        time.sleep(0.02)
+    pid = lives.read_text().split()[1]
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.02)
+    obedient(settings, ready)

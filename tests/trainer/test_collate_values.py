@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,38 @@ def test_routed_experts_are_cut_to_prompt_plus_width() -> None:
     assert batch.batch["routed_experts"][0, :, 0, 0].tolist() == [0, 0, 1, 3, 5, 7, 9, 11, 13]
 
 
-def test_routed_experts_of_two_shapes_are_refused() -> None:
-    """The row and its shape are named."""
-    with pytest.raises(InputError, match=r"row 1: routed_experts of shape \(2, 3, 2\)"):
-        pad(ok(0, routed_experts=experts(2)), ok(1, routed_experts=np.zeros((2, 3, 2), np.int16)))
+def test_routed_experts_end_with_the_row() -> None:
+    """Rows of tokens that the loop dropped from its response do not reach the padding, nor the empty response."""
+    routed = pad(ok(0, routed_experts=experts(6)), ok(1, response=(), routed_experts=experts(6))).batch[
+        "routed_experts"
+    ]
+    assert routed[0, :, 0, 0].tolist() == [0, 0, 1, 3, 5, 7, 0, 0, 0]
+    assert routed[1, :, 0, 0].tolist() == [0, 0, 1, 3, 0, 0, 0, 0, 0]
+
+
+def test_routed_experts_of_mixed_rows() -> None:
+    """Failed rows and rows without experts are zero; of two dtypes the one that holds both; 100 rows are no limit."""
+    wide = experts(3).astype(np.int32) + 70_000
+    rows = [failed(0), ok(1), *(ok(i, routed_experts=experts(3)) for i in range(2, 102)), ok(102, routed_experts=wide)]
+    routed = pad(*rows).batch["routed_experts"]
+    assert routed.dtype == torch.int32
+    assert not routed[:2].any()
+    assert all((routed[i] == routed[2]).all() for i in range(3, 102))
+    assert routed[102, 2:5, 0, 0].tolist() == wide[:, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2), (2, 1, 3), (2, 2), (2,)])
+def test_routed_experts_of_two_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    """Both rows, their shapes and the rule are named."""
+    said = rf"row 4: routed_experts of shape {re.escape(str(shape))}, row 2's \(2, 1, 2\): must be \[tokens, layers"
+    with pytest.raises(InputError, match=said):
+        pad(ok(0), ok(2, routed_experts=experts(2)), ok(4, routed_experts=np.zeros(shape, np.int16)))
+
+
+def test_routed_experts_have_three_dimensions() -> None:
+    """Rows that agree on another form are refused all the same."""
+    with pytest.raises(InputError, match=r"row 0: routed_experts of shape \(2, 2\)"):
+        pad(ok(0, routed_experts=np.zeros((2, 2), np.int16)))
 
 
 # --- values that are no tensors --------------------------------------------------------------------------------------
@@ -76,6 +105,24 @@ def test_extra_fields_and_reward_info_are_united_over_rows() -> None:
     assert columns["plan"].tolist() == [None, "b", None, None]
     assert columns["turn_scores"].shape == (4,)
     assert "rollout_versions" not in columns
+
+
+def test_tool_rewards_and_turn_scores_are_handed_on_unchanged() -> None:
+    """Lists of any lengths, equal ones too; a row without has None."""
+    fields = [{"tool_rewards": [0.5, 1.0], "turn_scores": [1.0]}, {"tool_rewards": [0.0, 2.0]}, {}]
+    columns = pad(*(ok(i, extra_fields=given) for i, given in enumerate(fields)), failed(3)).non_tensor_batch
+    assert columns["tool_rewards"].tolist() == [[0.5, 1.0], [0.0, 2.0], None, None]
+    assert columns["turn_scores"].tolist() == [[1.0], None, None, None]
+
+
+def test_rows_that_could_not_be_scored() -> None:
+    """`reward.on_error=none`: no score, a row of zeros, and the reason in a column (D14, D16)."""
+    info = {"reward_extra_info": {"reward_error": "mine: ValueError: no"}}
+    batch = pad(ok(0, reward_score=0.5, extra_fields={"reward_extra_info": {"acc": 1}}), ok(1, extra_fields=info))
+    assert batch.batch["rm_scores"].tolist() == [[0.0, 0.5, 0.0, 0.0, 0.0], [0.0] * 5]
+    assert batch.non_tensor_batch["reward_score"].tolist() == [0.5, None]
+    assert batch.non_tensor_batch["reward_error"].tolist() == [None, "mine: ValueError: no"]
+    assert batch.meta_info["reward_extra_keys"] == ["acc", "reward_error"]
 
 
 def test_reward_extra_keys_only_beside_scores() -> None:
@@ -156,3 +203,10 @@ def test_timing_over_all_rows() -> None:
 def test_timing_values_are_plain_numbers() -> None:
     """They go into JSON loggers as they are."""
     assert {type(value) for value in pad(ok()).meta_info["timing"].values()} <= {int, float}
+
+
+def test_each_rows_status_is_a_column() -> None:
+    """An aborted row never passes for a finished one (pitfall H5)."""
+    aborted = ok(1)
+    rows = [ok(0), Outcome(1, "u1", 0, "partial", aborted.output), failed(2)]
+    assert list(collate(rows).non_tensor_batch["status"]) == ["ok", "partial", "failed"]

@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
 
+from support.fake_manager import FakeManager
 from support.outcomes import failed, ok
 from zagent.config import Config
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost, InputError, StartupError
 from zagent.trainer.job import INTERRUPTED, run_job
 from zagent.types import Outcome
-
-STATUS = {"pools": {"engine": {"engine-0": {"state": "ready", "total": 2}}, "worker": {}}}
-
-
-class FakeManager:
-    """Answers the rows of a batch with ``answer(row number, batch)``; exceptions are raised in the stream."""
-
-    def __init__(self, answer: Callable[[int, DataProto], Outcome | BaseException], status: Any = STATUS) -> None:
-        self.answer, self.given_status = answer, status
-        self.launched: Config | None = None
-        self.stream_closed = self.closed = False
-
-    def launch(self, config: Config) -> FakeManager:
-        self.launched = config
-        return self
-
-    def stream(self, batch: DataProto) -> Iterator[Outcome]:
-        self.kept = self._stream(batch)  # a second reference: only close() ends it, not the garbage collector
-        return self.kept
-
-    def _stream(self, batch: DataProto) -> Iterator[Outcome]:
-        try:
-            for i in reversed(range(len(batch))):  # completion order is not input order
-                outcome = self.answer(i, batch)
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                yield outcome
-        finally:
-            self.stream_closed = True
-
-    def status(self) -> Any:
-        if isinstance(self.given_status, Exception):
-            raise self.given_status
-        return self.given_status
-
-    def engine_stats(self) -> Any:
-        return {"engine-0": {"response_tokens": 7, "prompt_tokens": 4, "cached_tokens": 1}}
-
-    def __enter__(self) -> FakeManager:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.closed = True
 
 
 def answered(i: int, batch: DataProto) -> Outcome:
@@ -145,12 +102,6 @@ def test_a_file_without_prompts_is_refused(job: Job, text: str) -> None:
     job.prompts.write_text(text)
     with pytest.raises(InputError, match="no prompts"):
         job.run(FakeManager(answered), keep_going=True)
-
-
-def test_no_prompts_file_is_refused(job: Job) -> None:
-    """Only the demo brings its own."""
-    with pytest.raises(InputError, match="needs a prompts file"):
-        run_job(Config(), out=job.out, launch=FakeManager(answered).launch)
 
 
 def test_an_unwritable_output_is_found_before_the_launch(job: Job) -> None:
@@ -242,14 +193,3 @@ def test_engines_that_cannot_be_asked_do_not_fail_the_job(job: Job, capsys: pyte
     """All outcomes are written by then; the table says what it lacks."""
     assert job.run(FakeManager(answered, status=ConnectionLost("gone"))) == 0
     assert "no status of the engines: ConnectionLost: gone" in capsys.readouterr().err
-
-
-def test_demo_runs_the_bundled_prompts(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """At least 32 rows, three readable answers of different prompts, and where the outcomes are."""
-    manager = FakeManager(answered)
-    assert job.run(manager, n=2, demo=True) == 0
-    text = capsys.readouterr().out
-    assert len(job.lines()) >= 64
-    assert text.count("Q: ") == text.count("A: answer ") == 3
-    assert len({line for line in text.splitlines() if line.startswith("Q: ")}) == 3
-    assert f"outcomes written to {job.out}" in text

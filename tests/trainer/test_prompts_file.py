@@ -8,7 +8,6 @@ import pytest
 
 from zagent.config import RolloutConfig
 from zagent.errors import InputError
-from zagent.trainer.job import DEMO_PROMPTS
 from zagent.trainer.prompts_file import Prompt, batch_of, parse_line, read_prompts, refuse_broken
 from zagent.trainer.rows import rows_of
 
@@ -101,10 +100,3 @@ def test_the_stamps_reach_the_rows() -> None:
     batch, _ = batch_of([Prompt(1, "a", USER, {"agent_name": "tool_agent"})], 2)
     found = rows_of(batch, RolloutConfig())
     assert [(row.uid, row.sample, row.agent_name) for row in found] == [("a", 0, "tool_agent"), ("a", 1, "tool_agent")]
-
-
-def test_the_demo_has_its_prompts() -> None:
-    """At least 32 different ones, none broken."""
-    prompts, broken = read_prompts(DEMO_PROMPTS)
-    assert not broken
-    assert len({str(prompt.raw_prompt) for prompt in prompts}) == len(prompts) >= 32

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from zagent.config import RolloutConfig
 from zagent.data_proto import DataProto
@@ -233,3 +235,33 @@ def test_a_value_that_cannot_be_copied_is_named() -> None:
     """Row, column and type."""
     with pytest.raises(InputError, match="row 1: column 'lines' holds a generator"):
         rows({"lines": [1, (i for i in range(3))]})
+
+
+def test_pil_images_travel_as_png_files() -> None:
+    """Wherever they are in a row; their pixels come back."""
+    image = Image.frombytes("RGB", (3, 2), bytes(range(18)))
+    prompt = [{"role": "user", "content": [{"type": "image", "image": image}]}]
+    row, _ = rows({"raw_prompt": [prompt, USER], "extra": [{"images": [image]}, None]})
+    for data in (row.kwargs["raw_prompt"][0]["content"][0]["image"], row.kwargs["extra"]["images"][0]):
+        assert Image.open(io.BytesIO(data)).tobytes() == image.tobytes()
+    assert prompt[0]["content"][0]["image"] is image  # type: ignore[index]
+
+
+@pytest.mark.parametrize("value", ["false", 2, 0.5, [True]])
+def test_validate_is_a_flag(value: Any) -> None:
+    """Text that says false would count as true."""
+    batch = DataProto(
+        non_tensor_batch={"raw_prompt": [[{"role": "user", "content": "?"}]]}, meta_info={"validate": value}
+    )
+    with pytest.raises(InputError, match="validate"):
+        rows_of(batch, RolloutConfig())
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, np.arange(3)])
+def test_an_index_is_one_value(value: Any) -> None:
+    """Named, not numpy's complaint about truth."""
+    column = np.empty(1, object)
+    column[0] = value
+    batch = DataProto(non_tensor_batch={"raw_prompt": [[{"role": "user", "content": "?"}]], "index": column})
+    with pytest.raises(InputError, match="index"):
+        rows_of(batch, RolloutConfig())

@@ -48,7 +48,7 @@ def test_the_header_begins_with_the_version() -> None:
 def test_kind_numbers_are_fixed() -> None:
     """A kind's number never changes meaning."""
     names = [kind.__name__ for kind in KINDS.values()]
-    assert list(KINDS) == list(range(1, 11))
+    assert list(KINDS) == list(range(1, 12))
     assert names == [
         "Call",
         "Reply",
@@ -60,6 +60,7 @@ def test_kind_numbers_are_fixed() -> None:
         "Goodbye",
         "Drain",
         "Exited",
+        "Abandoned",
     ]
 
 
@@ -99,7 +100,7 @@ def test_another_version_is_a_mismatch(version: Any) -> None:
         decode_header(msgpack.packb([version, 4, b"id", 3]))
 
 
-@pytest.mark.parametrize("kind", [0, 11, -1, "Call", None, 4.0, True, [4], 2**63])
+@pytest.mark.parametrize("kind", [0, 12, -1, "Call", None, 4.0, True, [4], 2**63])
 def test_an_unknown_kind_is_refused(kind: Any) -> None:
     """The error names what stood in the kind's place."""
     with pytest.raises(DecodeError, match="unknown kind"):

@@ -9,8 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from zagent.errors import EncodeError, LoopError, PromptTooLong
-from zagent.types import AgentLoopOutput
+from zagent.types import RESERVED_COLUMNS, AgentLoopOutput
 from zagent.worker.checks import check_encodes, check_output, refused_output
+
+#: An image that is one token.
+GRID = {"image_grid_thw": [[1, 2, 2]]}
 
 
 def output(**changes: Any) -> AgentLoopOutput:
@@ -36,12 +39,29 @@ def changed(name: str, value: Any) -> AgentLoopOutput:
         (output(extra_fields={"reward_extra_info": 3}), "reward_extra_info must be a dict, got int"),
         (output(extra_fields={"reward_extra_info": {1: 2}}), "must be text, got 1"),
         (changed("extra_fields", {None: 2}), "must be text, got None"),
+        (output(extra_fields={"image_spans": [[0, 1]]}), "image_spans of 1 images, image_grid_thw of 0"),
+        (output(extra_fields={"multi_modal_inputs": GRID}), "image_spans of 0 images, image_grid_thw of 1"),
+        (
+            output(extra_fields={"image_spans": [[1, 4]], "multi_modal_inputs": GRID}),
+            "an image at tokens 1 to 4, after 0 of 3",
+        ),
+        (changed("reward_score", "much"), "a score must be a number, got 'much'"),
+        (output(reward_score=float("nan")), "a score must be a finite float32, got nan"),
     ],
 )
 def test_what_collate_could_not_use(made: Any, message: str) -> None:
     """`LoopError` with the loop's name and the part."""
     with pytest.raises(LoopError, match=f"agent loop 'mine'.*{message}"):
         check_output(made, "mine", 10)
+
+
+@pytest.mark.parametrize("name", RESERVED_COLUMNS)
+def test_the_outcomes_own_columns_are_reserved(name: str) -> None:
+    """A loop's value would vanish behind them."""
+    for fields in ({name: 1}, {"reward_extra_info": {name: 1}}):
+        output = AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], extra_fields=fields)
+        with pytest.raises(LoopError, match=name):
+            check_output(output, "mine", 10)
 
 
 def test_a_prompt_beyond_the_limit() -> None:
@@ -58,6 +78,7 @@ def test_a_complete_output_passes() -> None:
     )
     assert check_output(made, "mine", 10) is made
     assert check_output(output(extra_fields={"reward_extra_info": None}), "mine", 10)
+    assert check_output(changed("reward_score", np.float32(0.5)), "mine", 10).reward_score == 0.5
 
 
 def test_pydantics_report_becomes_one_line() -> None:
@@ -80,3 +101,11 @@ def test_what_cannot_travel_is_named(packed: dict[str, Any], where: str) -> None
     """The field, and the type in it."""
     with pytest.raises(EncodeError, match=f"agent loop 'mine': {where}: a value of type builtins.set"):
         check_encodes(packed, "mine")
+
+
+def test_an_image_where_the_response_is_cut_off_is_refused() -> None:
+    """Its row alone fails; collate would refuse the batch."""
+    made = output(extra_fields={"image_spans": [[2, 3]], "multi_modal_inputs": GRID})
+    assert check_output(made, "mine", 10, 2) is made
+    with pytest.raises(LoopError, match="agent loop 'mine': an image at tokens 2 to 3, after 0 of 2"):
+        check_output(made, "mine", 10, 1)

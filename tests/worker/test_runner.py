@@ -32,7 +32,8 @@ from zagent.loops.registry import find_loop, register
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput, TokenOutput
 from zagent.wire.codec import decode_body, encode_body
 from zagent.wire.messages import Call
-from zagent.worker.runner import CANCEL_GRACE_S, AgentLoopWorker
+from zagent.worker.limited import CANCEL_GRACE_S
+from zagent.worker.runner import AgentLoopWorker
 
 
 @pytest.fixture(autouse=True)

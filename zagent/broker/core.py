@@ -17,7 +17,6 @@ from zagent.broker.sticky import Sessions
 from zagent.errors import (
     DecodeError,
     InvalidRequest,
-    MemberLost,
     ProtocolError,
     UnknownMethod,
     VersionMismatch,
@@ -27,6 +26,7 @@ from zagent.errors import (
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
 from zagent.wire.messages import (
     BROKER,
+    Abandoned,
     Call,
     Cancel,
     Drain,
@@ -87,6 +87,7 @@ class BrokerCore:
             Goodbye: self._goodbye,
             Drain: self._drain,
             Exited: self._exited,
+            Abandoned: self._abandoned,
         }
         #: Methods of pool `BROKER`; they take (sender, argument, now).
         self._own: dict[str, Callable[[Any, float], Any]] = {
@@ -120,6 +121,9 @@ class BrokerCore:
     def unsendable(self, to: bytes, frames: Frames, now: float) -> Sends:
         """A message of this core could not be delivered: its receiver is gone."""
         self.counters["unsendable"] += 1
+        message = decode_header(frames[0])
+        if type(message) is Call:
+            self.dispatch.undelivered(message.call)
         self._gone(to[1:], "it could not be reached", now)
         return self._flush()
 
@@ -169,12 +173,21 @@ class BrokerCore:
         self._gone(sender[1:], "it said goodbye", now)
 
     def _exited(self, sender: bytes, message: Exited, frames: Frames, now: float) -> None:
-        if sender[1:] not in self.roster.trusted:
-            self._refuse(sender, ProtocolError("only the launcher may say who exited"), message)
-            return
-        nonce = self.roster.nonce_of(message.pool, message.name, message.epoch)
-        if nonce is not None:
-            self._gone(nonce, message.reason, now)
+        if self._is_launcher(sender, message):
+            nonce = self.roster.nonce_of(message.pool, message.name, message.epoch)
+            if nonce is not None:
+                self._gone(nonce, message.reason, now)
+
+    def _abandoned(self, sender: bytes, message: Abandoned, frames: Frames, now: float) -> None:
+        if self._is_launcher(sender, message) and message.pool in self.pools:
+            self.dispatch.abandon(self.pools[message.pool], [bytes(frame) for frame in frames[1:]])
+
+    def _is_launcher(self, sender: bytes, message: Any) -> bool:
+        """Whether the sender may say such things; if not, it is told so."""
+        if sender[1:] in self.roster.trusted:
+            return True
+        self._refuse(sender, ProtocolError("only the launcher may say who exited"), message)
+        return False
 
     def _gone(self, nonce: bytes, reason: str, now: float) -> None:
         """A peer is gone: as a caller, nobody waits for its calls; as a member, its leases are lost."""
@@ -184,7 +197,7 @@ class BrokerCore:
                 self.dispatch.give_up(call)
         if member is not None:
             member.become(State.DEAD)
-            self.dispatch.lost(member, MemberLost(f"{member.name} is gone: {reason}"), now)
+            self.dispatch.lost(member, reason, now)
 
     def _drain(self, sender: bytes, message: Drain, frames: Frames, now: float) -> None:
         self._stop_giving(sender[1:], now)

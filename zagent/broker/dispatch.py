@@ -12,9 +12,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from zagent.broker.pool import Caller, Lease, Member, Pool, State, Waiting
 from zagent.broker.sticky import Sessions
-from zagent.errors import CallerError, DeadlineExceeded, EncodeError, MemberLost, Overloaded, ZagentError, to_wire
+from zagent.errors import (
+    CallerError,
+    DeadlineExceeded,
+    EncodeError,
+    MemberLost,
+    Overloaded,
+    Refused,
+    ZagentError,
+    to_wire,
+)
 from zagent.wire.codec import Buffer, encode_body, encode_header
-from zagent.wire.messages import Call, Cancel, Failure, Reply
+from zagent.wire.messages import Call, Cancel, Failure, Reply, may_repeat
 
 Frames: TypeAlias = "Sequence[Buffer]"
 Send: TypeAlias = "Callable[[bytes, Frames], None]"
@@ -79,6 +88,8 @@ class Dispatch:
             self.fail(to, call, CallerError(f"no pool {call.pool!r} here, only {sorted(self._pools)}"))
         elif call.member:
             self._direct(pool, caller, to, call, frames)
+        elif pool.abandoned is not None:
+            self._answer(to, call.call, call.attempt, pool.abandoned)
         else:
             self._arrivals += 1
             deadline = now + call.remaining_ms / 1000 if call.remaining_ms >= 0 else None
@@ -89,7 +100,7 @@ class Dispatch:
         if member is None or member.state is State.DEAD:
             self.fail(to, call, MemberLost(f"no live member {call.member!r} in pool {pool.name!r}"))
             return
-        self._directed[call.call] = Lease(call.call, call.attempt, caller, to, member, None)
+        self._directed[call.call] = Lease(call.call, call.attempt, caller, to, member, None, call.method)
         caller.calls.add(call.call)
         self._send(member.control, frames)
 
@@ -116,7 +127,7 @@ class Dispatch:
                 entry.caller.calls.discard(call.call)
                 self.fail(entry.to, call, error)
                 return
-        lease = Lease(call.call, call.attempt, entry.caller, entry.to, member, key)
+        lease = Lease(call.call, call.attempt, entry.caller, entry.to, member, key, call.method)
         self._leases[call.call] = lease
         entry.caller.calls.add(call.call)
         if key:
@@ -193,13 +204,30 @@ class Dispatch:
             if not lease.cancelled:
                 self._send(member.control, [encode_header(Cancel(lease.call, lease.attempt))])
 
-    def lost(self, member: Member, error: MemberLost, now: float) -> None:
+    def lost(self, member: Member, reason: str, now: float) -> None:
         """A member is gone (its state says so): its calls fail, what waited for it waits for any."""
         for lease in [*member.leases.values(), *self._directed_at(member)]:
-            self._release(lease, accepted=False)
-            if not lease.cancelled:
-                self._fail(lease.to, lease.call, lease.attempt, error)
+            repeatable = may_repeat(lease.method, member.facts)
+            self._end(lease, MemberLost(f"{member.name} is gone: {reason}", repeatable=repeatable))
         self.requeue(member, now)
+
+    def undelivered(self, call: bytes) -> None:
+        """The call could not be handed to its member, which is gone: nobody has begun it."""
+        lease = self._leases.get(call) or self._directed.get(call)
+        if lease is not None:
+            self._end(lease, Refused(f"{lease.member.name} is gone, and never had the call"))
+
+    def _end(self, lease: Lease, error: ZagentError) -> None:
+        self._release(lease, accepted=False)
+        if not lease.cancelled:
+            self._fail(lease.to, lease.call, lease.attempt, error)
+
+    def abandon(self, pool: Pool, error: Frames) -> None:
+        """Nobody will serve that pool any more: what waits there, and what still comes, ends in ``error`` (a body)."""
+        pool.abandoned = error
+        for entry in [*pool.waiting.values()]:
+            self._forget(entry)
+            self._answer(entry.to, entry.call.call, entry.call.attempt, error)
 
     def _directed_at(self, member: Member) -> list[Lease]:
         return [lease for lease in self._directed.values() if lease.member is member]
@@ -226,7 +254,10 @@ class Dispatch:
         self._fail(to, call.call, call.attempt, error)
 
     def _fail(self, to: bytes, call: bytes, attempt: int, error: ZagentError) -> None:
-        self._send(to, [encode_header(Failure(call, attempt, False)), *encode_body(to_wire(error))])
+        self._answer(to, call, attempt, encode_body(to_wire(error)))
+
+    def _answer(self, to: bytes, call: bytes, attempt: int, error: Frames) -> None:
+        self._send(to, [encode_header(Failure(call, attempt, False)), *error])
 
     def _assignment(self, pool: Pool, session: str, member: Member, bound: Member | None, now: float) -> Assignment:
         known = bool(session) and self.sessions.known((pool.name, session))

@@ -80,6 +80,7 @@ class Lease:
     to: bytes
     member: Member
     session: Hashable | None
+    method: str = ""
     cancelled: bool = False
 
 
@@ -133,12 +134,15 @@ class Pool:
         self.members: dict[str, Member] = {}
         #: Calls that wait for any member.
         self.waiting = WaitQueue()
+        #: Body of the error that calls end in, once no member is left and none will come.
+        self.abandoned: Sequence[Any] | None = None
         self._heap: list[tuple[int, int, Member]] = []
         self._choices = 0
 
     def add(self, member: Member) -> None:
         """A member that said hello; replaces one of the same name."""
         self.members[member.name] = member
+        self.abandoned = None
 
     def ready(self, member: Member) -> None:
         """Let it take calls. It counts as just chosen, so that a newcomer does not win all ties."""

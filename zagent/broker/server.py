@@ -62,14 +62,15 @@ def serve(core: BrokerCore, router: RouterSocket, stopped: Callable[[], bool]) -
 def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Entry point of the broker process.
 
-    Settings: `endpoint`, `secret`, `max_pending`, `sticky_cache_size`, `incarnation`, `info` (told to every peer), and
-    `record` (path of the assignments' JSON lines, or None). Reports the bound `endpoint` when ready.
+    Settings: `endpoint`, `secret`, `pools` (names), `max_pending`, `sticky_cache_size`, `incarnation`, `info` (told to
+    every peer), and `record` (path of the assignments' JSON lines, or None). Reports the bound `endpoint` when ready.
     """
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))  # only noted; the loop acts
     with ExitStack() as resources:
         core = BrokerCore(
             secret=settings["secret"],
+            pools=settings["pools"],
             max_pending=settings["max_pending"],
             sticky_cache_size=settings["sticky_cache_size"],
             incarnation=settings["incarnation"],

@@ -89,7 +89,8 @@ class Calls:
 
         Raises:
             DeadlineExceeded: the time ran out.
-            TransientError: still failing at the last attempt (`MemberLost` at once where a ``member`` was named).
+            TransientError: still failing at the last attempt (at once where it is not `repeatable`, and `MemberLost`
+                where a ``member`` was named).
             Exception: what the method raised, as the same class where this side knows it.
         """
         body = encode_body(argument)
@@ -103,7 +104,8 @@ class Calls:
             try:
                 return decode_body(await self._attempt(call, body, deadline))
             except TransientError as error:
-                if call.attempt >= self._retry.attempts or (member and isinstance(error, MemberLost)):
+                named = member and isinstance(error, MemberLost)
+                if named or not error.repeatable or call.attempt >= self._retry.attempts:
                     raise
             self.retries += 1
             wait = self._retry.wait(call.attempt)

@@ -16,16 +16,20 @@ ENGINE_POOL = "engine"
 
 
 class AsyncLLMServerManager:
-    """Generates on the engine pool (verl's class of that name).
+    """Generates on a pool of engines (verl's class of that name).
 
     Args:
         calls: the pending table of a link, or an async function that gives one for the running loop.
         timeout: seconds one generate may take in all; None = no limit.
+        pool: the policy's engines, or those of a service.
     """
 
-    def __init__(self, calls: Calls | Callable[[], Awaitable[Calls]], timeout: float | None = None) -> None:
+    def __init__(
+        self, calls: Calls | Callable[[], Awaitable[Calls]], timeout: float | None = None, pool: str = ENGINE_POOL
+    ) -> None:
         self._calls = calls
         self._timeout = timeout
+        self._pool = pool
 
     async def _table(self) -> Calls:
         return self._calls if isinstance(self._calls, Calls) else await self._calls()
@@ -45,7 +49,9 @@ class AsyncLLMServerManager:
             prompt_ids: list of ints, or int32 array [tokens]; the answer's ids and log-probabilities come back in
                 the same form.
             sampling_params: SGLang's names, plus `logprobs` (bool). Not changed.
-            image_data, video_data: encoded files.
+            image_data, video_data: encoded files, as bytes or uint8 arrays. ``prompt_ids`` holds one placeholder for
+                each, unexpanded; the answer's ``extra_fields["prompt_token_ids"]`` (int32 array) are the expanded ids
+                that the engine used.
 
         Raises:
             InvalidRequest: this call cannot be run (bad ids, unknown sampling key, too long …).
@@ -57,17 +63,33 @@ class AsyncLLMServerManager:
         if not isinstance(request_id, str):
             raise InvalidRequest(f"request_id must be text, got {request_id!r}")
         calls = await self._table()
-        argument = [ids, sampling_params, _media(image_data), _media(video_data)]
-        value = await calls.call(ENGINE_POOL, "generate", argument, session=request_id, timeout=self._timeout)
+        argument = [ids, sampling_params, _files("image_data", image_data), _files("video_data", video_data)]
+        value = await calls.call(self._pool, "generate", argument, session=request_id, timeout=self._timeout)
         return unpack_output(value, as_lists=not isinstance(prompt_ids, np.ndarray))
+
+    async def parse_tool_calls(self, format: str, text: str, schemas: list[dict[str, Any]]) -> list[Any]:
+        """[text around the calls, [[name, arguments, id, error or None], …]], as SGLang's parser ``format`` reads the
+        turn ``text``. Raises `InvalidRequest`, `TransientError`, `DeadlineExceeded`; `ConfigError` without SGLang."""
+        calls = await self._table()
+        argument = [format, text, schemas]
+        return await calls.call(self._pool, "parse_tool_calls", argument, timeout=self._timeout)  # type: ignore[no-any-return]
 
     async def end_session(self, request_id: str) -> None:
         """The trajectory with that id is over; its engine need not be remembered."""
-        (await self._table()).end_session(ENGINE_POOL, request_id)
+        (await self._table()).end_session(self._pool, request_id)
 
 
-def _media(items: Sequence[bytes] | None) -> list[bytes] | None:
-    return None if items is None else list(items)
+def _files(name: str, items: Sequence[bytes | np.ndarray] | None) -> list[np.ndarray] | None:
+    """As uint8 arrays, which become frames of their own. Raises `InvalidRequest`."""
+    return None if items is None else [_file(f"{name}[{number}]", item) for number, item in enumerate(items)]
+
+
+def _file(name: str, item: bytes | np.ndarray) -> np.ndarray:
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return np.frombuffer(item, np.uint8)
+    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 1:
+        return item
+    raise InvalidRequest(f"{name} must be the bytes of an encoded file, got {type(item).__name__}")
 
 
 def pack_output(output: TokenOutput) -> list[Any]:

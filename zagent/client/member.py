@@ -22,7 +22,7 @@ from zagent.errors import (
 )
 from zagent.wire.channel import Frames
 from zagent.wire.codec import decode_body, encode_body
-from zagent.wire.messages import Call, Cancel, Drain, Failure, Reply
+from zagent.wire.messages import Call, Cancel, Drain, Failure, Reply, may_repeat
 
 #: ``await method(argument, call)`` → result; cancelled when the caller gives the call up.
 Method: TypeAlias = "Callable[[Any, Call], Awaitable[Any]]"
@@ -65,10 +65,11 @@ class Member:
         try:
             method = self._methods.get(call.method)
             if method is None:
-                raise UnknownMethod(f"{self._link.identity.name} has no method {call.method!r}")
+                known = ", ".join(sorted(self._methods))
+                raise UnknownMethod(f"{self._link.identity.name} has no method {call.method!r}, only {known}")
             answer = encode_body(await method(decode_body(body), call))
         except asyncio.CancelledError as cancelled:
-            self._answer_error(call, self._why(cancelled))
+            self._answer_error(call, self._why(cancelled, call))
         except BaseException as error:  # whatever the method raised belongs to its caller, a Rust library's panic too
             self._answer_error(call, error)
         else:
@@ -86,14 +87,18 @@ class Member:
         assert task is not None
         return asyncio.get_running_loop().call_later(call.remaining_ms / 1000, task.cancel, "deadline")
 
-    def _why(self, cancelled: asyncio.CancelledError) -> Exception:
+    def _why(self, cancelled: asyncio.CancelledError, call: Call) -> Exception:
         if self._closing is not None:
-            return MemberLost(f"{self._link.identity.name} is gone: {self._closing}")
+            return self._lost(call.method, self._closing)
         if cancelled.args == ("deadline",):
             return DeadlineExceeded("the call's time ran out while it ran")
         if self._home is not None and self._home.cancelling():
-            return MemberLost(f"{self._link.identity.name} is gone: its event loop ended")
+            return self._lost(call.method, "its event loop ended")
         return CallCancelled("cancelled by its caller")
+
+    def _lost(self, method: str, reason: str) -> MemberLost:
+        me = self._link.identity
+        return MemberLost(f"{me.name} is gone: {reason}", repeatable=may_repeat(method, me.facts))
 
     def _cancel(self, cancel: Cancel, body: Frames) -> None:
         task = self._running.get((cancel.call, cancel.attempt))

@@ -1,9 +1,11 @@
-"""What every member process does around its work: note the stop signal, end in order."""
+"""What every member process does around its work: note the stop signal, contain what users' tasks do, end in order."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
+from typing import Any
 
 
 def stop_requested() -> asyncio.Event:
@@ -11,3 +13,22 @@ def stop_requested() -> asyncio.Event:
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, event.set)
     return event
+
+
+def contained(error: type[Exception], whose: str) -> Callable[..., asyncio.Task[Any]]:
+    """A task factory: `sys.exit()` or KeyboardInterrupt in a task is an ``error`` like others, which says ``whose`` it
+    was. asyncio would end the event loop, and with it everybody's work, for what one of the user's tasks has done.
+    """
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        async def run() -> Any:
+            try:
+                return await coroutine
+            except (SystemExit, KeyboardInterrupt) as end:
+                raise error(f"{whose} raised {end!r}") from end
+
+        task = asyncio.Task(run(), loop=loop, **options)
+        task.add_done_callback(lambda _: coroutine.close())  # it never began if the task was cancelled at once
+        return task
+
+    return make

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from zagent.config.engine import EngineConfig, ModelConfig
 from zagent.config.section import Section
@@ -18,22 +18,35 @@ class WorkerConfig(Section):
     max_in_flight: int = Field(1024, ge=1)
 
 
+#: Calls one process of a class is given at once, unless `max_in_flight` says otherwise.
+SERVICE_MAX_IN_FLIGHT = 64
+
+
 class ServiceConfig(Section):
     """One pool of user actors: a class of the user's, or a second pool of engines (a judge with a model of its own)."""
 
     #: Dotted path of the class; its public methods are callable by the pool's name.
     target: str | None = None
-    #: Processes.
+    #: Processes of the class.
     count: int = Field(1, ge=1)
     #: The constructor's keyword arguments.
     args: dict[str, Any] = Field(default_factory=dict)
-    #: On top of the launcher's environment.
+    #: On top of the launcher's environment. A class sees no GPU unless CUDA_VISIBLE_DEVICES is set here.
     env: dict[str, str] = Field(default_factory=dict)
-    #: Calls one process is given at once; more wait in the broker.
-    max_in_flight: int = Field(64, ge=1)
-    #: Instead of `target`: engines (`engine.count` of them) that serve `model`.
+    #: Calls one process is given at once; more wait in the broker. Default: 64, or the engine's own `max_in_flight`.
+    max_in_flight: int | None = Field(None, ge=1)
+    #: Instead of `target`: engines that serve `model`.
     model: ModelConfig | None = None
+    #: Of `model`. `count` is 1 by default, and cannot be `auto`.
     engine: EngineConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_engine(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("model") is None:
+            return data
+        engine = {} if data.get("engine") is None else data["engine"]
+        return {**data, "engine": {"count": 1, **engine} if isinstance(engine, dict) else engine}
 
     @model_validator(mode="after")
     def _one_kind(self) -> ServiceConfig:
@@ -41,7 +54,36 @@ class ServiceConfig(Section):
             raise ValueError("needs either target (a class) or model (an engine pool)")
         if self.engine is not None and self.model is None:
             raise ValueError("engine belongs to model: it says how that model is served")
+        if self.model is not None and (self.count != 1 or self.args):
+            raise ValueError("count and args are a class's; of a model it is engine.count and engine.args")
+        if self.engine is not None and self.engine.count == "auto":
+            raise ValueError("engine.count must be a number here: auto is for the policy's engines")
         return self
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        numbers = {key: str(one) for key, one in value.items() if type(one) in (int, float)}
+        return {**value, **numbers}  # `env.THREADS=4` is a number to YAML
+
+    @field_validator("env")
+    @classmethod
+    def _names(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r} cannot be a variable of an environment")
+            if name.startswith("ZAGENT_"):
+                raise ValueError(f"may not set {name!r}: zagent owns it")
+        return value
+
+    @property
+    def credits(self) -> int:
+        """Calls one process is given at once."""
+        if self.engine is None:
+            return self.max_in_flight or SERVICE_MAX_IN_FLIGHT
+        return min(self.engine.max_in_flight, self.max_in_flight or self.engine.max_in_flight)
 
 
 class RoutingConfig(Section):
@@ -80,6 +122,10 @@ class LauncherConfig(Section):
     start_timeout_s: float = Field(900.0, gt=0)
     #: TERM to KILL.
     stop_timeout_s: float = Field(3.0, gt=0)
+    #: How often one process of a service is started again when it died, over the whole run.
+    max_restarts: int = Field(5, ge=0)
+    #: Wait before it is; doubled by each start that does not become ready, up to a minute.
+    restart_wait_s: float = Field(0.5, ge=0)
 
 
 class LogsConfig(Section):

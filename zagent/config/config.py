@@ -92,7 +92,8 @@ class Config(Section):
         loops = _absolute(self.rollout.agent_loop_config_path)
         rollout = self.rollout.model_copy(update={"agent_loop_config_path": loops, "multi_turn": turns})
         routing = self.routing.model_copy(update={"record": _absolute(self.routing.record)})
-        return self.model_copy(update={"rollout": rollout, "routing": routing})
+        trace = self.trace.model_copy(update={"args": _absolute_path(self.trace.args)})
+        return self.model_copy(update={"rollout": rollout, "routing": routing, "trace": trace})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` takes back (JSON types only)."""
@@ -101,6 +102,12 @@ class Config(Section):
 
 def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).resolve())
+
+
+def _absolute_path(args: dict[str, Any]) -> dict[str, Any]:
+    """A tracer's arguments, ``path`` absolute unless it is a URL."""
+    path = args.get("path")
+    return {**args, "path": _absolute(path)} if isinstance(path, str) and "://" not in path else args
 
 
 def _read(path: str | os.PathLike[str]) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from zagent.config.section import Section
 
@@ -37,12 +37,28 @@ class SimConfig(Section):
     #: Chance per token of ending the answer (the id `eos_token_id`); 0 = always run to the token limit.
     eos_probability: float = Field(0.0, ge=0, le=1)
     eos_token_id: int = Field(2, ge=0)
+    #: Placeholder of an image. Default: the model's, so that a model without eyes takes no images.
+    image_token_id: int | None = Field(None, ge=0)
+    #: Tokens that each image becomes. Workers count what the model's processor makes of the image: use images of a size
+    #: that gives this many.
+    tokens_per_image: int = Field(64, ge=1)
+    #: Layers whose routed experts are returned with each answer; 0 = a dense model, without any.
+    moe_layers: int = Field(0, ge=0)
+    #: Experts per layer (ids are int16), and how many of them each token is routed to.
+    experts: int = Field(64, ge=1, le=2**15)
+    experts_per_token: int = Field(8, ge=1)
     #: Of the invented tokens, beside each call's own seed.
     seed: int = 0
     #: Fault script, see docs/simulated-engine.md.
     faults: tuple[dict[str, Any], ...] = ()
     #: Simulated engines hosted by one process.
     per_process: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> Self:
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token={self.experts_per_token} of only experts={self.experts}")
+        return self
 
 
 #: Engine arguments that zagent sets itself.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -41,7 +41,7 @@ def explain_value(error: Exception) -> str:
 
 def nearest_key(key: str, root: type[BaseModel]) -> str | None:
     """The valid key most like ``key``; the same last word in another section counts as near."""
-    names = list(_keys(root))
+    names = list(_keys(root, key))
     found = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     if found:
         return found[0]
@@ -74,9 +74,20 @@ def _wrong(error: Mapping[str, Any], key: str) -> str:
     return wanted or error["msg"].removeprefix("Value error, ").replace("Input should", "should")
 
 
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+def _keys(model: type[BaseModel], given: str, prefix: str = "") -> Iterable[str]:
+    """All valid keys; of sections by the user's own names (`services.NAME`) those of the name in ``given``."""
     for name, info in model.model_fields.items():
-        yield prefix + name
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{prefix}{name}.")
+        key = prefix + name
+        yield key
+        section = _section(info.annotation)
+        if get_origin(info.annotation) is dict:
+            entry = given.removeprefix(f"{key}.").partition(".")[0] if given.startswith(f"{key}.") else ""
+            section, key = (section if entry else None), f"{key}.{entry}"
+        if section is not None:
+            yield from _keys(section, given, f"{key}.")
+
+
+def _section(kind: Any) -> type[BaseModel] | None:
+    """The section in ``Section``, ``Section | None`` or ``dict[str, Section]``."""
+    kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return kinds[0] if kinds else None

@@ -100,7 +100,7 @@ class TraceConfig(Section):
 
     #: Dotted path of a `zagent.Tracer` class, one object per worker; `zagent.worker.trace.JsonlTracer` writes files.
     target: str | None = None
-    #: Its constructor's keyword arguments.
+    #: Its constructor's keyword arguments. A relative `path` is the caller's, not the worker's.
     args: dict[str, Any] = Field(default_factory=dict)
     #: Events carry text beside token ids.
     token2text: bool = True

@@ -34,12 +34,15 @@ class GenerateRequest:
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Facts of a started engine. ``context_length`` counts prompt and response together, ``reserved_tokens`` of it
-    are the engine's own. ``tokenizer_probe`` is `zagent.loops.tokenizer.probe` of its tokenizer ("" = none)."""
+    are the engine's own. ``tokenizer_probe`` is `zagent.loops.tokenizer.probe` of its tokenizer ("" = none).
+    ``image_token_id`` and ``video_token_id`` are the placeholders, None where the model takes no such thing."""
 
     vocab_size: int
     context_length: int
     reserved_tokens: int = 0
     tokenizer_probe: str = ""
+    image_token_id: int | None = None
+    video_token_id: int | None = None
     #: Processes of the engine beside its own, for the launcher's last sweep.
     pids: tuple[int, ...] = ()
 
@@ -56,6 +59,9 @@ class Engine(Protocol):
 
     async def generate(self, request: GenerateRequest) -> TokenOutput:
         """Answer with int32 ids and float32 log-probabilities (same length; None where `logprobs` is off).
+
+        With images or videos `extra_fields["prompt_token_ids"]` is the prompt as the model saw it, int32 [tokens]: each
+        placeholder has become as many as the image has tokens.
 
         Cancelling the awaiting task aborts the request in the engine before the cancellation gets through.
         Never returns an empty answer for an engine failure: raises `InvalidRequest` (the caller's fault; this call
@@ -89,6 +95,28 @@ def check_prompt(prompt_ids: np.ndarray, info: EngineInfo) -> None:
     room = info.context_length - info.reserved_tokens - 1
     if prompt_ids.size >= room:
         raise PromptTooLong(f"prompt of {prompt_ids.size} tokens does not fit the context of {info.context_length}")
+
+
+def check_media(request: GenerateRequest, info: EngineInfo) -> None:
+    """Refuse a prompt whose placeholders are not one per image and one per video: SGLang takes more images than
+    placeholders without a word, and hangs on placeholders that the caller has expanded.
+
+    Raises:
+        InvalidRequest: the numbers differ, or the model takes nothing of the kind.
+    """
+    for kind, media, token_id in (
+        ("image", request.images, info.image_token_id),
+        ("video", request.videos, info.video_token_id),
+    ):
+        sent = len(media or ())
+        if token_id is None and sent:
+            raise InvalidRequest(f"this model takes no {kind}s")
+        found = 0 if token_id is None else int(np.count_nonzero(request.prompt_ids == token_id))
+        if found != sent:
+            raise InvalidRequest(
+                f"the prompt has {found} {kind} placeholders (token id {token_id}) for {sent} {kind}s"
+                + ("" if found < sent else "; they are sent unexpanded, and one that the model sampled counts, too")
+            )
 
 
 def token_budget(sampling_params: Mapping[str, Any], prompt_length: int, info: EngineInfo) -> int:

@@ -10,15 +10,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from zagent.client.link import Identity, Link
 from zagent.client.llm_client import ENGINE_POOL, pack_output
 from zagent.client.member import Member
 from zagent.client.process import stop_requested
 from zagent.config import EngineConfig, ModelConfig
+from zagent.engine import sglang_parsers
 from zagent.engine.base import ENGINE_DIED, Engine, GenerateRequest
-from zagent.errors import InvalidRequest
+from zagent.engine.chat import ChatTokenizer
+from zagent.errors import ConfigError, EngineError, InvalidRequest
+from zagent.loops.tokenizer import load_tokenizer
 from zagent.models import facts
-from zagent.types import int_array
+from zagent.types import TokenOutput, int_array
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel, terminate
 
@@ -27,25 +32,48 @@ CLOSE_AFTER_DEATH_S = 2.0
 
 
 class EngineServer:
-    """One engine as a member of the engine pool: methods `generate`, `clear_cache`, `stats`."""
+    """One engine as a member of its pool: methods `generate`, `chat`, `parse_tool_calls`, `clear_cache`, `stats`."""
 
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, engine: Engine, link: Link, chat_tokenizer: ChatTokenizer | None = None) -> None:
         self.engine = engine
         self.link = link
+        self._chat_tokenizer = chat_tokenizer
         self.counts: Counter[str] = Counter()
-        self.member = Member(
-            link, {"generate": self.generate, "clear_cache": self.clear_cache, "stats": self.stats}
-        )  # fmt: skip
+        methods = (self.generate, self.chat, self.parse_tool_calls, self.clear_cache, self.stats)
+        self.member = Member(link, {method.__name__: method for method in methods})
 
     async def generate(self, argument: Any, call: Call) -> list[Any]:
         """[prompt ids, sampling params, images, videos] → `pack_output` of the answer."""
-        request = read_request(argument, call)
+        return pack_output(await self._generate(read_request(argument, call)))
+
+    async def chat(self, argument: Any, call: Call) -> str:
+        """[messages, sampling params] → the answer's text without special tokens."""
+        if not isinstance(argument, list) or [type(part) for part in argument] != [list, dict]:
+            raise InvalidRequest("chat takes [messages, sampling_params]")
+        if self._chat_tokenizer is None:
+            raise InvalidRequest("this engine has no tokenizer")
+        messages, params = argument
+        ids = await self._chat_tokenizer.encode(messages)
+        output = await self._generate(read_request([ids, params, None, None], call))
+        if output.stop_reason == "abort":
+            raise EngineError("the answer was aborted")
+        return await self._chat_tokenizer.decode(np.asarray(output.token_ids))
+
+    async def _generate(self, request: GenerateRequest) -> TokenOutput:
         output = await self.engine.generate(request)
         self.counts["calls"] += 1
-        self.counts["prompt_tokens"] += len(request.prompt_ids)
+        self.counts["prompt_tokens"] += len(output.extra_fields.get("prompt_token_ids", request.prompt_ids))
         self.counts["cached_tokens"] += output.cached_tokens
         self.counts["response_tokens"] += len(output.token_ids)
-        return pack_output(output)
+        return output
+
+    async def parse_tool_calls(self, argument: Any, call: Call) -> list[Any]:
+        """[format, text, tool schemas] → [text around the calls, calls] (`sglang_parsers.parse`), in a thread."""
+        if not isinstance(argument, list) or [type(part) for part in argument] != [str, str, list]:
+            raise InvalidRequest("parse_tool_calls takes [format, text, schemas]")
+        format, text, schemas = argument
+        tokenizer = getattr(self.engine, "tokenizer", None)
+        return list(await asyncio.to_thread(sglang_parsers.parse, format, text, schemas, tokenizer))
 
     async def clear_cache(self, argument: Any, call: Call) -> None:
         """Forget all prefix KV."""
@@ -73,7 +101,17 @@ def read_request(argument: Any, call: Call) -> GenerateRequest:
         raise InvalidRequest("prompt_ids must be a one-dimensional array of 32-bit ints")
     if not isinstance(params, dict):
         raise InvalidRequest("sampling_params must be a map")
-    return GenerateRequest(f"{call.call.hex()}{call.attempt:08x}", ids, params, images, videos)
+    rid = f"{call.call.hex()}{call.attempt:08x}"
+    return GenerateRequest(rid, ids, params, _files("images", images), _files("videos", videos))
+
+
+def _files(name: str, values: Any) -> list[bytes] | None:
+    """Encoded files, which travel as uint8 arrays."""
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(v, np.ndarray) and v.dtype == np.uint8 for v in values):
+        raise InvalidRequest(f"{name} must be a list of uint8 arrays, each an encoded file")
+    return [value.tobytes() for value in values]
 
 
 def build(settings: dict[str, Any]) -> list[Engine]:
@@ -84,15 +122,26 @@ def build(settings: dict[str, Any]) -> list[Engine]:
         from zagent.engine.sim import build as build_sim
 
         model_facts = facts(settings["model"]["path"])
-        vocab_size = model_facts.vocab_size if model_facts else None
-        return [
-            build_sim(sim=config.sim, name=m["name"], index=m["index"], model_vocab_size=vocab_size) for m in members
-        ]
+        of_model = {
+            "model_vocab_size": model_facts.vocab_size if model_facts else None,
+            "model_image_token_id": model_facts.image_token_id if model_facts else None,
+        }
+        return [build_sim(sim=config.sim, name=m["name"], index=m["index"], **of_model) for m in members]
     from zagent.engine.sglang_engine import build as build_sglang
 
     model = ModelConfig.model_validate(settings["model"])
     ports = {key: settings[key] for key in ("nccl_port", "port")}
     return [build_sglang(model=model, engine=config, index=m["index"], seed=settings["seed"], **ports) for m in members]
+
+
+def _build(settings: dict[str, Any]) -> list[Engine]:
+    """`build`; what is wrong with a service's engines is said about that service."""
+    try:
+        return build(settings)
+    except ConfigError as error:
+        if settings["pool"] == ENGINE_POOL:
+            raise
+        raise ConfigError(f"services.{settings['pool']}: {error}") from error
 
 
 async def serve(settings: dict[str, Any], engines: Sequence[Engine], ready: Callable[[dict[str, Any]], None]) -> int:
@@ -118,11 +167,18 @@ async def serve(settings: dict[str, Any], engines: Sequence[Engine], ready: Call
 async def _join(settings: dict[str, Any], engine: Engine, member: dict[str, Any]) -> EngineServer:
     facts = {"pid": os.getpid(), "version": 0, "context_length": engine.info.context_length}
     identity = Identity(
-        ENGINE_POOL, member["name"], member["epoch"], settings["credits"], settings["secret"], facts
+        settings["pool"], member["name"], member["epoch"], settings["credits"], settings["secret"], facts
     )  # fmt: skip
-    server = EngineServer(engine, Link(partial(DealerChannel, settings["endpoint"]), identity))
+    link = Link(partial(DealerChannel, settings["endpoint"]), identity)
+    server = EngineServer(engine, link, ChatTokenizer(partial(_load_tokenizer, settings)))
     await server.link.open()
     return server
+
+
+def _load_tokenizer(settings: dict[str, Any]) -> Any:
+    model = ModelConfig.model_validate(settings["model"])
+    auto, trust = model.use_auto_tokenizer, model.trust_remote_code
+    return load_tokenizer(model.tokenizer_path or model.path, auto=auto, trust_remote_code=trust)
 
 
 async def _first_end(stop: asyncio.Event, engines: Sequence[Engine]) -> str | None:
@@ -148,10 +204,10 @@ async def _end_dead(servers: Sequence[EngineServer], reason: str) -> int:
 def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Entry point of an engine process.
 
-    Settings: `endpoint`, `secret`, `members` ([{name, index, epoch}]), `credits`, `model`, `engine` (sections as plain
-    data), `seed`, `nccl_port`, `port`. Ends with exit code `ENGINE_DIED` when the engine died by itself.
+    Settings: `endpoint`, `secret`, `pool`, `members` ([{name, index, epoch}]), `credits`, `model`, `engine` (sections
+    as plain data), `seed`, `nccl_port`, `port`. Ends with exit code `ENGINE_DIED` when the engine died by itself.
     """
-    engines = build(settings)
+    engines = _build(settings)
     code = asyncio.run(serve(settings, engines, ready))
     if code:
         sys.stderr.flush()

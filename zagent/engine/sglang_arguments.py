@@ -18,6 +18,10 @@ from zagent.errors import ConfigError, StartupError
 #: Internals change with every release of SGLang; another one needs a new look at `sglang_engine`.
 SGLANG_VERSION = "0.5.23"
 
+#: Images are processed as in our workers, which tell the trainer what the model saw: SGLang's own choice, torchvision
+#: on whatever device, rounds otherwise.
+DEFAULT_ARGUMENTS: dict[str, Any] = {"log_level": "warning", "image_processor_backend": "pil"}
+
 #: On a CPU SGLang sizes its cache by free memory unless told otherwise. The cache is committed as it fills: 46 kB per
 #: token of the built-in model in float32. More running requests than 32 gain nothing on a few cores. float32 because
 #: exactness comes first: bfloat16 is 1.2 to 2 times as fast and saves 1 GB, but its log-probabilities are off by 0.02
@@ -66,14 +70,18 @@ def server_arguments(
     """Keyword arguments of `sglang.Engine`: ours, the user's `engine.args`, and those that are zagent's alone.
 
     Raises:
-        ConfigError: tensor parallelism on a CPU, or several tokenizer processes.
+        ConfigError: tensor parallelism or routed experts on a CPU, or several tokenizer processes.
     """
     if cpu and engine.tensor_parallel_size > 1:
         raise ConfigError(f"engine.tensor_parallel_size={engine.tensor_parallel_size} needs GPUs, and there is none")
+    if cpu and engine.args.get("enable_return_routed_experts"):
+        raise ConfigError(
+            "engine.args.enable_return_routed_experts needs a GPU (or engine.kind=sim with sim.moe_layers)"
+        )
     if engine.args.get("tokenizer_worker_num", 1) != 1:
         raise ConfigError("engine.args.tokenizer_worker_num must be 1: start more engines instead")
     return {
-        "log_level": "warning",
+        **DEFAULT_ARGUMENTS,
         **(CPU_ARGUMENTS if cpu else {}),
         **engine.args,
         "model_path": model_path,
@@ -92,6 +100,16 @@ def server_arguments(
 def honours_seeds(engine: EngineConfig) -> bool:
     """Whether SGLang samples by each call's `sampling_seed`: only in its deterministic mode."""
     return bool(engine.args.get("enable_deterministic_inference") or engine.args.get("rl_on_policy_target"))
+
+
+def experts_shape(engine: EngineConfig, text_config: Any) -> tuple[int, int] | None:
+    """(layers, experts per token) of the routing that SGLang records; None where it is not told to.
+
+    ``text_config`` is the model's. Layers without experts are counted, as SGLang counts them.
+    """
+    if not engine.args.get("enable_return_routed_experts"):
+        return None
+    return text_config.num_hidden_layers, text_config.num_experts_per_tok
 
 
 def startup_failed(signum: int, frame: Any) -> None:

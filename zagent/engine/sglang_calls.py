@@ -5,6 +5,7 @@ Pure and without sglang, so that every odd form that SGLang sends is tested by h
 
 from __future__ import annotations
 
+import base64
 import difflib
 import math
 import re
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zagent.engine.base import EngineInfo, token_budget
+from zagent.engine.base import EngineInfo, GenerateRequest, token_budget
 from zagent.errors import EngineError, InvalidRequest, Overloaded, ZagentError
 from zagent.types import TokenOutput
 
@@ -75,6 +76,17 @@ def _check_ids(params: Mapping[str, Any], vocab_size: int) -> None:
             raise InvalidRequest(f"logit_bias of token {token_id} must be finite, got {bias}")
 
 
+def media(request: GenerateRequest) -> dict[str, Any]:
+    """What SGLang is told of a call's images and videos."""
+    if not request.images and not request.videos:
+        return {}
+    return {
+        "image_data": list(request.images) if request.images else None,
+        "video_data": list(request.videos) if request.videos else None,
+        "return_prompt_token_ids": True,
+    }
+
+
 def empty_output(logprobs: bool) -> TokenOutput:
     """The answer to a call for no tokens. SGLang itself would prefill, and return a log-probability without a token."""
     return TokenOutput(
@@ -82,17 +94,19 @@ def empty_output(logprobs: bool) -> TokenOutput:
     )
 
 
-def to_output(reply: Mapping[str, Any], logprobs: bool) -> TokenOutput:
+def to_output(reply: Mapping[str, Any], logprobs: bool, experts_shape: tuple[int, int] | None = None) -> TokenOutput:
     """SGLang's result dictionary as a `TokenOutput` with int32 ids and float32 log-probabilities.
 
-    An aborted call keeps the tokens it had; one that was aborted in the queue has few of the usual keys.
+    An aborted call keeps the tokens it had; one that was aborted in the queue has few of the usual keys. Where routed
+    experts were asked for, ``experts_shape`` is (layers, experts per token); they are int32.
 
     Raises:
-        EngineError: log-probabilities that do not belong to the tokens, or a form of answer that is not known.
+        EngineError: log-probabilities or routed experts that do not belong to the tokens, or a form of answer that is
+            not known.
     """
     meta = reply["meta_info"]
     stop_reason = _stop_reason(meta)
-    ids = np.asarray(reply.get("output_ids") or (), dtype=np.int32)
+    sampled = ids = np.asarray(reply.get("output_ids") or (), dtype=np.int32)
     triples = meta.get("output_token_logprobs") or ()
     if logprobs and stop_reason == "abort":
         ids = ids[: len(triples)]  # tokens that were cut off before their log-probabilities came are sampled again
@@ -100,10 +114,18 @@ def to_output(reply: Mapping[str, Any], logprobs: bool) -> TokenOutput:
         token_ids=ids,
         log_probs=_log_probs(triples, ids) if logprobs else None,
         stop_reason=stop_reason,
+        routed_experts=_routed_experts(meta, len(sampled), len(ids), experts_shape),
         num_preempted=meta.get("num_retractions"),
         versions=_versions(meta, len(ids)),
         cached_tokens=meta.get("cached_tokens") or 0,
+        extra_fields=_expanded_prompt(reply),
     )
+
+
+def _expanded_prompt(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """`prompt_token_ids`, int32 [tokens], where they were asked for (calls with images)."""
+    ids = reply.get("prompt_token_ids")
+    return {} if ids is None else {"prompt_token_ids": np.asarray(ids, np.int32)}
 
 
 def _stop_reason(meta: Mapping[str, Any]) -> Any:
@@ -122,6 +144,23 @@ def _log_probs(triples: Sequence[Any], ids: np.ndarray) -> np.ndarray:
     if any(triple[1] != token_id for triple, token_id in zip(triples, ids.tolist(), strict=True)):
         raise EngineError("SGLang returned log-probabilities of other tokens than those it sampled")
     return np.fromiter((triple[0] for triple in triples), np.float32, len(triples))
+
+
+def _routed_experts(
+    meta: Mapping[str, Any], sampled: int, kept: int, shape: tuple[int, int] | None
+) -> np.ndarray | None:
+    """SGLang's base64 of int32 [prompt tokens + ``sampled`` - 1, *``shape``], less the rows of tokens that were not
+    ``kept``. Only an abort may lack it."""
+    if shape is None or not kept:
+        return None
+    encoded = meta.get("routed_experts")
+    if encoded is None and meta["finish_reason"]["type"] == "abort":
+        return None
+    values = np.frombuffer(base64.b64decode(encoded or ""), np.int32)
+    rows = meta["prompt_tokens"] + sampled - 1
+    if values.size != rows * math.prod(shape):
+        raise EngineError(f"SGLang returned {values.size} routed experts, not {rows} tokens of {shape}")
+    return values.reshape(rows, *shape)[: rows - sampled + kept]
 
 
 def _versions(meta: Mapping[str, Any], count: int) -> list[tuple[int, int, int]]:

@@ -30,9 +30,9 @@ from zagent.config import EngineConfig, ModelConfig
 from zagent.engine import cpu_platform
 from zagent.engine import sglang_arguments as setup
 from zagent.engine import sglang_calls as calls
-from zagent.engine.base import EngineInfo, GenerateRequest, check_prompt
+from zagent.engine.base import EngineInfo, GenerateRequest, check_media, check_prompt
 from zagent.engine.children import ChildWatch
-from zagent.errors import ConfigError, EngineError, InvalidRequest, StartupError, ZagentError
+from zagent.errors import ConfigError, EngineError, StartupError, ZagentError
 from zagent.loops.tokenizer import probe
 from zagent.models import resolve
 from zagent.types import TokenOutput
@@ -70,7 +70,8 @@ def build(
     try:
         with setup.own_logging(arguments["log_level"]), setup.temporary_files_in(scratch):
             sglang = _launch(arguments, engine)
-        return SGLangEngine(sglang, scratch, keep_seed=setup.honours_seeds(engine))
+        experts_shape = setup.experts_shape(engine, sglang.tokenizer_manager.model_config.hf_text_config)
+        return SGLangEngine(sglang, scratch, keep_seed=setup.honours_seeds(engine), experts_shape=experts_shape)
     except BaseException as error:
         _kill_descendants()  # a half-started SGLang would keep this process from ending
         shutil.rmtree(scratch)
@@ -96,12 +97,14 @@ class SGLangEngine:
 
     died: asyncio.Future[str]
 
-    def __init__(self, engine: Any, scratch: Path, *, keep_seed: bool) -> None:
+    def __init__(self, engine: Any, scratch: Path, *, keep_seed: bool, experts_shape: tuple[int, int] | None) -> None:
         self._engine = engine
         self._scratch = scratch
         self._manager = engine.tokenizer_manager
+        self.tokenizer = self._manager.tokenizer
         self._manager._subprocess_watchdog.stop()  # it polls, and would have this process killed
         self._keep_seed = keep_seed
+        self._experts_shape = experts_shape
         self._converters = _converters()
         self._children = ChildWatch(engine.get_all_child_pids())
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -126,12 +129,14 @@ class SGLangEngine:
     async def generate(self, request: GenerateRequest) -> TokenOutput:
         self._check_alive()
         check_prompt(request.prompt_ids, self.info)
+        check_media(request, self.info)
         params, logprobs = calls.to_sampling(
             request.sampling_params, request.prompt_ids.size, self.info, self._converters, keep_seed=self._keep_seed
         )
         if params["max_new_tokens"] == 0:
             return calls.empty_output(logprobs)
-        return calls.to_output(await self._answer(self._input(request, params, logprobs)), logprobs)
+        answer = await self._answer(self._input(request, params, logprobs))
+        return calls.to_output(answer, logprobs, self._experts_shape)
 
     async def clear_cache(self) -> None:
         self._check_alive()
@@ -170,15 +175,13 @@ class SGLangEngine:
     def _input(self, request: GenerateRequest, params: dict[str, Any], logprobs: bool) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        if (request.images or request.videos) and self._manager.mm_processor is None:
-            raise InvalidRequest("this model takes neither images nor videos")
         return GenerateReqInput(
             rid=request.rid,
             input_ids=request.prompt_ids.tolist(),
             sampling_params=params,
             return_logprob=logprobs,
-            image_data=list(request.images) if request.images else None,
-            video_data=list(request.videos) if request.videos else None,
+            return_routed_experts=self._experts_shape is not None,
+            **calls.media(request),
         )
 
     async def _answer(self, call_input: Any) -> dict[str, Any]:
@@ -264,12 +267,15 @@ def _info(engine: Any) -> EngineInfo:
     manager = engine.tokenizer_manager
     capacity = engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
     context = min(manager.context_len, capacity)
+    placeholders = getattr(manager.mm_processor, "mm_tokens", None)
     return EngineInfo(
         vocab_size=manager.model_config.vocab_size,
         context_length=context,
         # The scheduler takes prompts shorter than max_req_input_len, which is context - 6 unless drafts need more.
         reserved_tokens=max(0, context - 1 - manager.max_req_input_len) + manager.num_reserved_tokens,
         tokenizer_probe=probe(manager.tokenizer) if manager.tokenizer is not None else "",
+        image_token_id=getattr(placeholders, "image_token_id", None),
+        video_token_id=getattr(placeholders, "video_token_id", None),
         pids=tuple(engine.get_all_child_pids()),
     )
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.config import RolloutConfig
-from zagent.errors import PromptTooLong
+from zagent.errors import PromptTooLong, TemplateError
+from zagent.loops.tokenizer import in_tokenizer_thread
+from zagent.loops.tokens import ChatTemplate
 from zagent.types import AgentLoopOutput, Ids
+
+if TYPE_CHECKING:
+    from zagent.loops.tools import Toolbox
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -46,12 +50,19 @@ class AgentLoopBase(ABC):
         processor: the multimodal processor, or None.
         dataset_cls, data_config: the trainer's, or None.
 
-    ``attempt`` (1, 2, …) is set afterwards: above 1, another worker was lost while it ran this row. So is
-    ``row_name``, for log lines.
+    ``attempt`` (1, 2, …) is set afterwards: above 1, another worker was lost while it ran this row. So are
+    ``row_name``, for log lines, ``session``, ``tools``, ``services`` and ``trace``.
     """
 
-    #: One thread: tokenizers are not safe to share between several, and one keeps the loop free all the same.
-    _tokenizer_thread: ClassVar[ThreadPoolExecutor] = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+    #: Set by the worker, unless a constructor sets something of the same name itself.
+    attempt: int = 1
+    row_name: str = "row"
+    #: Unique to this attempt at the row (hex); "" outside a worker.
+    session: str = ""
+    #: The row's selection of the configured tools; None = there are none.
+    tools: Toolbox | None = None
+    #: User actors by pool name.
+    services: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(  # noqa: PLR0917 (verl's constructor)
         self,
@@ -70,8 +81,10 @@ class AgentLoopBase(ABC):
         self.processor = processor
         self.dataset_cls = dataset_cls
         self.data_config = data_config
-        self.attempt = 1
-        self.row_name = "row"
+
+    def trace(self, kind: str, /, **fields: Any) -> None:  # noqa: B027 (loops need not have one)
+        """Hand an event of this trajectory to the run's `zagent.Tracer`, if `trace.target` names one. For events of a
+        loop's own, beside `start`, `generate`, `tool`, `reward` and `end`."""
 
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
@@ -86,20 +99,60 @@ class AgentLoopBase(ABC):
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
+        images: Sequence[bytes] | None = None,
+        videos: Sequence[bytes] | None = None,
+        remove_system_prompt: bool = False,
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of ``messages`` with the generation prompt, in a thread.
 
-        `rollout.apply_chat_template_kwargs` are given on every call; ``kwargs`` win over them.
+        Args:
+            tools: JSON schemas, for the template to show.
+            images, videos: what the messages' parts hold (`process_vision_info`); the template itself writes one
+                placeholder for each.
+            remove_system_prompt: render ``messages`` as amid a conversation, without what a template adds in front.
+                `continue_chat` also closes the answer before.
+            kwargs: for the template; `rollout.apply_chat_template_kwargs` are given on every call, these win over them.
+
+        Raises:
+            TemplateError: the template refuses the messages, drops a text, takes no tools; more or fewer images or
+                videos than the messages have parts for.
         """
-        options = {"add_generation_prompt": True, **self.rollout_config.apply_chat_template_kwargs, **kwargs}
+        for kind, media in (("image", images), ("video", videos)):
+            check_media(messages, kind, media)
 
         def render() -> list[int]:
-            return list(
-                self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False, **options)
-            )
+            template = self._template(kwargs)
+            return template.fragment(messages, tools) if remove_system_prompt else template.prompt(messages, tools)
 
         return await self.in_tokenizer_thread(render)
+
+    async def continue_chat(
+        self, sampled: Ids, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids to insert between the answer ``sampled`` and the next one: what its turn lacks, ``messages``, the
+        generation prompt; in a thread. The prompt of the next call is all tokens so far and these.
+
+        Args:
+            sampled: the answer's ids, with the stop token if it was sampled.
+            messages: tool results, a user's reply.
+            tools: those given to `apply_chat_template`.
+
+        Raises:
+            TemplateError: the template refuses the messages, drops a text, or is not append-only.
+        """
+        return await self.in_tokenizer_thread(lambda: self._template({}).continuation(sampled, messages, tools))
+
+    def _template(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
+        options = {**self.rollout_config.apply_chat_template_kwargs, **kwargs}
+        return ChatTemplate.of(self.tokenizer, options, self.trainer_config.model_path)
+
+    async def process_vision_info(self, messages: list[dict[str, Any]]) -> dict[str, list[bytes] | None]:
+        """The messages' ``{"images": …, "videos": …}`` as encoded files, read and decoded in a thread; None where there
+        are none. See `zagent.loops.vision.process_vision_info`."""
+        from zagent.loops.vision import in_images_thread, process_vision_info
+
+        return await in_images_thread(lambda: process_vision_info(messages))
 
     async def decode(self, ids: Ids) -> str:
         """Text of ``ids`` without special tokens, in a thread."""
@@ -108,24 +161,23 @@ class AgentLoopBase(ABC):
 
     async def in_tokenizer_thread(self, function: Callable[[], Result]) -> Result:
         """Run ``function()`` in the thread that owns the tokenizer."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function)
+        return await in_tokenizer_thread(function)
 
-    def fit_prompt(self, prompt_ids: list[int] | np.ndarray) -> np.ndarray:
+    def fit_prompt(self, prompt_ids: list[int] | np.ndarray, *, has_images: bool = False) -> np.ndarray:
         """The prompt as int32 array of at most `rollout.prompt_length` tokens.
 
         Raises:
-            PromptTooLong: it is longer, and `rollout.prompt_overflow` is `error`. With `left` its head is dropped,
-                before the engine sees it, so that the trained context is the sampled one; a warning is logged.
+            PromptTooLong: it is longer, and `rollout.prompt_overflow` is `error`, or the prompt has images. Else its
+                head is dropped, before the engine sees it, so that the trained context is the sampled one; with a
+                warning.
         """
         ids = np.asarray(prompt_ids, np.int32)
         limit = self.rollout_config.prompt_length
         if len(ids) <= limit:
             return ids
-        if self.rollout_config.prompt_overflow == "error":
-            raise PromptTooLong(
-                f"prompt of {len(ids)} tokens exceeds rollout.prompt_length={limit} "
-                "(rollout.prompt_overflow=left would drop its head)"
-            )
+        if has_images or self.rollout_config.prompt_overflow == "error":
+            hint = "its images count" if has_images else "rollout.prompt_overflow=left would drop its head"
+            raise PromptTooLong(f"prompt of {len(ids)} tokens exceeds rollout.prompt_length={limit} ({hint})")
         logger.warning("%s: prompt of %d tokens lost its first %d", self.row_name, len(ids), len(ids) - limit)
         return ids[-limit:]
 
@@ -140,6 +192,16 @@ class AgentLoopBase(ABC):
         if context is not None:
             limits.append(context - self.trainer_config.reserved_tokens - prompt_length)
         return min(limits)
+
+
+def check_media(messages: Sequence[Mapping[str, Any]], kind: str, media: Sequence[bytes] | None) -> None:
+    """Raise `TemplateError` unless ``media`` is None or has one item for each content part of ``kind`` (image, video):
+    the template writes placeholders for parts, and the engine wants one placeholder for each item."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
+    wanted = sum(isinstance(part, Mapping) and part.get("type") in (kind, f"{kind}_url") for part in parts)
+    if media is not None and len(media) != wanted:
+        raise TemplateError(f"{len(media)} {kind}s for messages with {wanted} content parts of type {kind}")
 
 
 def with_budget(sampling_params: dict[str, Any], budget: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from zagent.errors import ConfigError
 
@@ -22,6 +23,23 @@ def import_listed(name: str) -> ModuleType:
         return import_module(name)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"rollout.imports: {name!r} cannot be imported: {why(error)}") from error
+
+
+def find_object(key: str, path: str) -> Any:
+    """The class or function at the dotted ``path`` that the configuration's ``key`` names.
+
+    Raises:
+        ConfigError: there is none, or it cannot be called; with the traceback of the user's code.
+    """
+    from hydra.utils import get_object
+
+    try:
+        found = get_object(path)
+    except (Exception, SystemExit) as error:  # hydra wraps import errors of all kinds
+        raise ConfigError(f"{key}={path!r} cannot be imported: {why(error)}") from error
+    if not callable(found):
+        raise ConfigError(f"{key}={path!r} is a {type(found).__name__}, neither class nor function")
+    return found
 
 
 def why(error: BaseException) -> str:

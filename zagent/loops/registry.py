@@ -14,17 +14,18 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from zagent.errors import ConfigError, UnknownAgent
+from zagent.loops.entries import load_entries
 from zagent.loops.imports import why
 
 Loop = TypeVar("Loop", bound=type)
 
 #: zagent's own loops, by the module that registers them.
-BUILT_IN = {"single_turn_agent": "zagent.loops.single_turn"}
+BUILT_IN = {
+    "single_turn_agent": "zagent.loops.single_turn",
+    "tool_agent": "zagent.loops.tool",
+    "env_agent": "zagent.loops.environment",
+}
 
 _REGISTRY: dict[str, Callable[..., Any]] = {}
 
@@ -45,16 +46,8 @@ def register_file(path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: no such file, or an entry without `name` or `_target_`, or whose `_target_` cannot be made.
     """
-    try:
-        entries = OmegaConf.to_container(OmegaConf.load(os.fspath(path)), resolve=True)
-    except OSError as error:
-        raise ConfigError(f"rollout.agent_loop_config_path {os.fspath(path)!r}: {error.strerror or error}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"rollout.agent_loop_config_path {os.fspath(path)!r} cannot be read: {error}") from error
-    if not isinstance(entries, list):
-        raise ConfigError(f"{os.fspath(path)}: must be a list of {{name, _target_, …}}")
-    for number, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not {"name", "_target_"} <= set(entry):
+    for number, entry in enumerate(load_entries(path, of="rollout.agent_loop_config_path")):
+        if not {"name", "_target_"} <= set(entry):
             raise ConfigError(f"{os.fspath(path)}: entry {number} needs name and _target_, got {entry!r}")
         spec = {str(key): value for key, value in entry.items() if key != "name"}
         try:

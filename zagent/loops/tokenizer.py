@@ -7,13 +7,26 @@ shows whether two of them tokenize differently.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 #: Spaces, digits, case, accents, CJK, an emoji of several code points, newlines: where tokenizers differ.
 PROBE_TEXT = "The  quick\tbrown fox 1234567890 — naïve café, 你好世界, 👩‍💻!\n\n  def f(x):\n    return x**2  # <|end|>"
+
+#: One thread: tokenizers are not safe to share between several, and one keeps the event loop free all the same.
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+
+async def in_tokenizer_thread(function: Callable[[], Result]) -> Result:
+    """Run ``function()`` in the thread that owns the process's tokenizer."""
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, function)
 
 
 def load_tokenizer(path: str, *, auto: bool = False, trust_remote_code: bool = False) -> Any:

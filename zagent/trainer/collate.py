@@ -9,8 +9,9 @@ import numpy as np
 
 from zagent.data_proto import DataProto, object_array
 from zagent.errors import InputError
+from zagent.rope import row_positions
 from zagent.trainer.metrics import timing
-from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopMetrics, AgentLoopOutput, Outcome
+from zagent.types import IMAGE_SPANS, STANDARD_EXTRA_FIELDS, AgentLoopMetrics, AgentLoopOutput, Outcome
 
 #: Key of `extra_fields` that becomes a tensor: int array [response tokens], the weight version that sampled each
 #: token, −1 on tokens that were not sampled.
@@ -29,17 +30,18 @@ def collate(
 
     Tensors, with B = len(outcomes), P = ``prompt_length`` and R = ``response_length`` (None: the longest there is):
     `prompts` [B, P], `responses`, `response_mask`, `rollout_versions` [B, R], `input_ids`, `attention_mask`,
-    `position_ids` [B, P+R], all int64; where any row has them also `rollout_log_probs`, `rm_scores` [B, R] float32
-    and `routed_experts` [B, P+R, layers, experts] of the engine's dtype. Prompts are padded on the left, responses on
-    the right and cut to R. A row without a usable output (failed, cancelled) is all padding with zero masks and no
-    reward; `non_tensor_batch["error"]` says why.
+    `position_ids` [B, P+R] (of models that see [B, 4, P+R]: as for text, then `zagent.rope.rope_index`, 0 on padding),
+    all int64; where any row has them also `rollout_log_probs`, `rm_scores` [B, R] float32 and `routed_experts`
+    [B, P+R, layers, experts] of the engine's dtype. Prompts are padded on the left, responses on the right
+    and cut to R. A row without a usable output (failed, cancelled) is all padding with zero masks and no reward.
 
-    ``batch`` is the input the outcomes' indices count; its non-tensors are handed on, and where a loop's
-    `extra_fields` or `reward_extra_info` have a key of the same name, the loop's values win.
+    Columns beside the loops' own: `status` (`partial`: aborted, its last turn is unfinished), `error` (text or None),
+    `reward_score`, `__num_turns__`. ``batch`` is the input that the outcomes' indices count; its non-tensors are handed
+    on, but where a loop's `extra_fields` or `reward_extra_info` have a key of the same name, the loop's values win.
 
     Raises:
-        InputError: a prompt longer than P, arrays of a row that do not fit its response, rows of different
-            `routed_experts` shape, or an index that ``batch`` does not have exactly once.
+        InputError: a prompt longer than P, arrays of a row that do not fit its response, images that do not fit their
+            tokens, rows of different `routed_experts` shape, or an index that ``batch`` does not have exactly once.
     """
     rows = sorted(outcomes, key=lambda outcome: outcome.index)
     outputs = [row.output if row.status in ("ok", "partial") else None for row in rows]
@@ -48,6 +50,7 @@ def collate(
     arrays = _tokens(rows, outputs, p, r, pad_token_id)
     arrays |= _log_probs(outputs, arrays["response_mask"]) | _versions(rows, outputs, arrays["response_mask"])
     arrays |= _routed_experts(rows, outputs, p, r) | _rm_scores(outputs, r)
+    arrays |= _vision_positions(rows, outputs, arrays, p)
     return DataProto(_tensors(arrays), _non_tensors(rows, outputs, batch), _meta_info(outputs, arrays))
 
 
@@ -88,6 +91,24 @@ def _tokens(
     }
 
 
+def _vision_positions(
+    rows: Sequence[Outcome], outputs: Sequence[AgentLoopOutput | None], arrays: Mapping[str, np.ndarray], p: int
+) -> dict[str, np.ndarray]:
+    if not any(output is not None and output.extra_fields.get(IMAGE_SPANS) is not None for output in outputs):
+        return {}
+    positions = np.zeros((len(rows), 4, arrays["attention_mask"].shape[1]), np.int64)
+    positions[:, 0] = arrays["position_ids"]
+    for i, output in enumerate(outputs):
+        if output is None:
+            continue
+        start, count = p - len(output.prompt_ids), int(arrays["attention_mask"][i].sum())
+        try:
+            positions[i, 1:, start : start + count] = row_positions(count, output.extra_fields)
+        except InputError as error:
+            raise InputError(f"row {rows[i].index}: {error}") from error
+    return {"position_ids": positions}
+
+
 def _log_probs(outputs: Sequence[AgentLoopOutput | None], response_mask: np.ndarray) -> dict[str, np.ndarray]:
     if not any(output is not None and output.response_logprobs is not None for output in outputs):
         return {}
@@ -122,16 +143,18 @@ def _routed_experts(
     given = {i: np.asarray(o.routed_experts) for i, o in enumerate(outputs) if o and o.routed_experts is not None}
     if not given:
         return {}
-    first, *others = given.values()
-    routed = np.zeros((len(rows), p + r, *first.shape[1:]), np.result_type(first, *others))
+    (one, first), *_ = given.items()
+    dtype = np.result_type(*{experts.dtype for experts in given.values()})
+    routed = np.zeros((len(rows), p + r, *first.shape[1:]), dtype)
     for i, experts in given.items():
-        if experts.ndim != 3 or experts.shape[1:] != routed.shape[2:]:
+        if experts.ndim != 3 or experts.shape[1:] != first.shape[1:]:
             raise InputError(
-                f"row {rows[i].index}: routed_experts of shape {experts.shape} beside [tokens, *{first.shape[1:]}]"
+                f"row {rows[i].index}: routed_experts of shape {experts.shape}, row {rows[one].index}'s {first.shape}: "
+                "must be [tokens, layers, experts per token], the last two the same in a batch"
             )
-        prompt = len(outputs[i].prompt_ids)  # type: ignore[union-attr]
-        count = min(len(experts), prompt + r)
-        routed[i, p - prompt : p - prompt + count] = experts[:count]
+        start = p - len(outputs[i].prompt_ids)  # type: ignore[union-attr]
+        end = p + min(len(outputs[i].response_ids), r)  # type: ignore[union-attr]
+        routed[i, start:end][: len(experts)] = experts[: end - start]
     return {"routed_experts": routed}
 
 
@@ -164,6 +187,7 @@ def _non_tensors(
         columns.setdefault(key, object_array([None] * len(rows)))
     columns["__num_turns__"] = np.array([output.num_turns if output else 0 for output in outputs], np.int32)
     columns["reward_score"] = object_array([output.reward_score if output else None for output in outputs])
+    columns["status"] = object_array([row.status for row in rows])
     columns["error"] = object_array([_error(row, output) for row, output in zip(rows, outputs, strict=True)])
     return columns
 

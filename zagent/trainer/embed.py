@@ -27,8 +27,10 @@ from zagent.errors import ConfigError, ConnectionLost, StartupError, from_wire
 
 #: The launcher keeps `launcher.start_timeout_s` itself and says what was late; ours only catches a launcher that hangs.
 START_MARGIN_S = 30.0
-#: Three rooms stop one after another, each within `launcher.stop_timeout_s` and 2 s for SIGKILL; then the last sweep.
-STOP_MARGIN_S = 12.0
+#: Four rooms stop one after another, each within `launcher.stop_timeout_s` and 2 s for SIGKILL; then the last sweep.
+STOP_MARGIN_S = 14.0
+#: Rooms whose children are given `launcher.stop_timeout_s` one after another.
+STOP_STAGES = 4
 KILL_S = 5.0
 TAIL_LINES = 40
 
@@ -41,7 +43,7 @@ class Launched:
         self.run_dir, self.log_dir = Path(facts["run_dir"]), Path(facts["log_dir"])
         self.pid = process.pid
         self._process = process
-        self._stop_s = 3 * stop_timeout_s + STOP_MARGIN_S
+        self._stop_s = STOP_STAGES * stop_timeout_s + STOP_MARGIN_S
         self._owner = os.getpid()
         self._closed = False
         self._reason: Exception | None = None
@@ -87,7 +89,7 @@ def start_launcher(config: Config, command: Sequence[str] | None = None) -> Laun
             raise from_wire(facts["error"])
         return Launched(process, facts, config.launcher.stop_timeout_s)
     except BaseException:  # Ctrl-C while it starts, too
-        process.end(3 * config.launcher.stop_timeout_s + STOP_MARGIN_S)
+        process.end(STOP_STAGES * config.launcher.stop_timeout_s + STOP_MARGIN_S)
         raise
 
 

@@ -17,12 +17,6 @@ from zagent.trainer.progress import Progress, table
 from zagent.trainer.prompts_file import Prompt, batch_of, read_prompts, refuse_broken
 from zagent.types import Outcome
 
-#: Prompts of `--demo`: everyday questions that a 135 M-parameter chat model can say something readable about.
-DEMO_PROMPTS = Path(__file__).resolve().parent.parent / "demo_prompts.jsonl"
-
-#: Question-and-answer pairs that `--demo` prints.
-DEMO_SAMPLES = 3
-
 #: Exit status after Ctrl-C: 128 + SIGINT, as shells have it.
 INTERRUPTED = 130
 
@@ -43,40 +37,35 @@ Launch = Callable[[Config], AbstractContextManager[Manager]]
 def run_job(
     config: Config,
     *,
-    prompts: Path | None = None,
+    prompts: Path,
     out: Path,
     keep_going: bool = False,
-    demo: bool = False,
     launch: Launch | None = None,
 ) -> int:
     """Run every prompt of the file `rollout.n` times; returns the exit status.
 
     0: all rows `ok`. 1: some row is not, or a broken line was skipped. 130: Ctrl-C; what was written stays. Outcomes
-    are appended to ``out`` as they come, in order of completion. ``demo`` takes the bundled prompts and prints some
-    answers; ``launch`` replaces `AgentLoopManager.launch`.
+    are appended to ``out`` as they come, in order of completion. ``launch`` replaces `AgentLoopManager.launch`.
 
     Raises:
         InputError: an unreadable or empty prompts file, an output that cannot be written, or, unless ``keep_going``,
             a broken line (file and number). Nothing has been started then, and ``out`` is as it was.
     """
-    source = DEMO_PROMPTS if demo else prompts
-    if source is None:
-        raise InputError("a batch job needs a prompts file")
-    found, broken = read_prompts(source)
+    found, broken = read_prompts(prompts)
     if not keep_going:
         refuse_broken(broken)
     for text in broken:
         print(f"skipped: {text}", file=sys.stderr)
     if not found:
-        raise InputError(f"{source}: no prompts")
+        raise InputError(f"{prompts}: no prompts")
     batch, rows = batch_of(found, config.rollout.n)
-    with OutcomesFile(out, prompts=source) as file:
-        job = _Job(batch, rows, file, DEMO_SAMPLES if demo else 0)
-        status = job.run(config, launch or _launch)
+    with OutcomesFile(out, prompts=prompts) as file:
+        status = _Job(batch, rows, file).run(config, launch or launch_cluster)
     return status or int(bool(broken))
 
 
-def _launch(config: Config) -> AbstractContextManager[Manager]:
+def launch_cluster(config: Config) -> AbstractContextManager[Manager]:
+    """`AgentLoopManager.launch`."""
     from zagent.trainer.manager import AgentLoopManager  # brings the wire in; a refused prompts file needs none of it
 
     manager: AbstractContextManager[Manager] = AgentLoopManager.launch(config)
@@ -84,10 +73,8 @@ def _launch(config: Config) -> AbstractContextManager[Manager]:
 
 
 class _Job:
-    def __init__(self, batch: DataProto, rows: Sequence[Prompt], file: OutcomesFile, samples: int) -> None:
+    def __init__(self, batch: DataProto, rows: Sequence[Prompt], file: OutcomesFile) -> None:
         self.batch, self.rows, self.file = batch, rows, file
-        self.samples_wanted = samples
-        self.samples: list[Outcome] = []
         self.engines: Mapping[str, Mapping[str, Any]] = {}
 
     def run(self, config: Config, launch: Launch) -> int:
@@ -98,7 +85,7 @@ class _Job:
                 self.file.begin()
                 with Progress(len(self.rows), sys.stderr) as progress:
                     self._collect(manager, progress)
-                self.engines = _engines(manager)
+                self.engines = engines_of(manager)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return INTERRUPTED
@@ -115,29 +102,13 @@ class _Job:
                 row = self.rows[outcome.index]
                 self.file.write(outcome_line(outcome, row.raw_prompt, row.passed))
                 progress.add(outcome)
-                self._keep_sample(outcome)
-
-    def _keep_sample(self, outcome: Outcome) -> None:
-        seen = {sample.uid for sample in self.samples}
-        if outcome.status == "ok" and len(self.samples) < self.samples_wanted and outcome.uid not in seen:
-            self.samples.append(outcome)
 
     def _report(self, progress: Progress) -> None:
-        for sample in self.samples:
-            print(question_and_answer(sample, self.rows[sample.index]), end="\n\n")
         print(table(progress, self.engines))
         print(f"{self.file.lines} outcomes written to {self.file.path}", flush=True)
 
 
-def question_and_answer(outcome: Outcome, prompt: Prompt) -> str:
-    """A trajectory as a person reads it: the last question, then everything said after the prompt."""
-    messages = outcome_line(outcome, prompt.raw_prompt, {})["messages"]
-    said = messages[len(prompt.raw_prompt) :]
-    answer = "\n".join(str(message.get("content")) for message in said) if said else "(no text)"
-    return f"Q: {prompt.raw_prompt[-1].get('content')}\nA: {answer.strip()}"
-
-
-def _engines(manager: Manager) -> Mapping[str, Mapping[str, Any]]:
+def engines_of(manager: Manager) -> Mapping[str, Mapping[str, Any]]:
     """What the broker says of each engine, and what each says of itself."""
     engines: dict[str, Mapping[str, Any]] = {}
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from zagent.client.link import WELCOME_TIMEOUT_S
 from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
+from zagent.client.services import Services
 from zagent.config import Config
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost, MemberLost, RolloutError, ZagentError
@@ -57,6 +58,8 @@ class AgentLoopManager:
         self._window = asyncio.Semaphore(self.config.broker.max_pending)
         #: Calls engines directly: `await manager.server_manager.generate(…)` on any loop.
         self.server_manager = AsyncLLMServerManager(self._links.here)
+        #: Calls services: `await manager.services["sandbox"].run(…)` on any loop.
+        self.services = Services.configured(self._links.here, facts["config"].get("services", {}))
         if launched is not None:
             self._io.loop.call_soon_threadsafe(self._watch_launcher, os.pidfd_open(launched.pid))
 

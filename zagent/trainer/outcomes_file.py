@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import math
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zagent.errors import InputError
+from zagent.jsonl import json_line
 from zagent.types import AgentLoopOutput, Outcome
 
 #: Keys of an outcome line that zagent writes; what was passed through stands beside them.
@@ -56,9 +55,9 @@ class OutcomesFile:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line. Raises `OSError` naming the file if it cannot be written (a full disk)."""
-        text = json.dumps(to_json(line), ensure_ascii=False, allow_nan=False)
+        text = json_line(line)
         try:
-            self._file.write(text + "\n")
+            self._file.write(text)
             self._file.flush()
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror}, after {self.lines} outcomes", str(self.path)) from error
@@ -112,21 +111,6 @@ def version_spans(versions: Sequence[int] | np.ndarray | None) -> list[tuple[int
         spans += [(version, start, end)] if version >= 0 else []
         start = end
     return spans
-
-
-def to_json(value: Any) -> Any:
-    """``value`` in JSON's types: numpy converted, NaN and infinities None, anything JSON cannot say as its repr."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): to_json(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json(v) for v in value]
-    return repr(value)
 
 
 def _messages(output: AgentLoopOutput, raw_prompt: Sequence[Mapping[str, Any]]) -> list[Any]:

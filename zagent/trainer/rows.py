@@ -13,6 +13,7 @@ import numpy as np
 from zagent.config import RolloutConfig
 from zagent.data_proto import DataProto
 from zagent.errors import InputError
+from zagent.images import is_pil_image, png
 
 #: Columns that steer zagent and are not handed to `run`.
 STEERING = ("agent_name", "__do_sample__")
@@ -42,7 +43,8 @@ def rows_of(batch: DataProto, rollout: RolloutConfig) -> list[Row]:
 
     Raises:
         InputError: not a `DataProto`, or columns of different lengths; no column `raw_prompt`, or a row's is not a list
-            of chat messages; an agent_name that is no text; a value that cannot be copied; a column
+            of chat messages; an agent_name that is no text; an index that is no single value; a value that cannot be
+            copied; `validate` or `global_steps` of another type; a column
             `sampling_params`, which `run` gets from the configuration.
     """
     _check_columns(batch)
@@ -51,11 +53,12 @@ def rows_of(batch: DataProto, rollout: RolloutConfig) -> list[Row]:
     if "raw_prompt" not in batch.non_tensor_batch:
         known = ", ".join(batch.non_tensor_batch) or "none"
         raise InputError(f"the batch has no non_tensor_batch['raw_prompt'] (columns: {known})")
-    step, validate = (
-        _int("global_steps", batch.meta_info.get("global_steps", -1)),
-        bool(batch.meta_info.get("validate")),
-    )
+    step = _int("global_steps", batch.meta_info.get("global_steps", -1))
+    validate = _flag("validate", batch.meta_info.get("validate", False))
     index = _column(batch, "index") or list(range(len(batch)))
+    for value in index:
+        if isinstance(value, (list, dict, np.ndarray)):
+            raise InputError(f"non_tensor_batch['index'] must hold one number or text per row, got {_shorten(value)}")
     uids = _column(batch, "uid") or [None] * len(batch)
     keys = [str(i if uid is None else uid) for uid, i in zip(uids, index, strict=True)]
     samples = _samples(batch, keys)
@@ -96,7 +99,8 @@ async def get_trajectory_info(step: int, index: Sequence[Any] | np.ndarray, vali
 
 
 def plain(value: Any) -> Any:
-    """A deep copy of ``value`` with numpy scalars as Python ones and object arrays as lists; other arrays stay."""
+    """A deep copy of ``value`` with numpy scalars as Python ones and object arrays as lists; other arrays stay. PIL
+    images become PNG files, without loss: as such they can travel."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -105,7 +109,7 @@ def plain(value: Any) -> Any:
         return type(value)(plain(v) for v in value)
     if type(value) is dict:
         return {plain(k): plain(v) for k, v in value.items()}
-    return copy.deepcopy(value)
+    return png(value) if is_pil_image(value) else copy.deepcopy(value)
 
 
 def _trajectories(step: int, index: Sequence[Any], validate: bool) -> list[dict[str, Any]]:
@@ -179,6 +183,12 @@ def _sampling_params(rollout: RolloutConfig, validate: bool, greedy: bool) -> di
         "repetition_penalty": rollout.repetition_penalty,
         "logprobs": rollout.calculate_log_probs,
     }
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value is not None and not isinstance(value, (bool, np.bool_)) and value not in (0, 1):
+        raise InputError(f"meta_info[{name!r}] must be true or false, got {value!r}")
+    return bool(value)
 
 
 def _int(name: str, value: Any) -> int:

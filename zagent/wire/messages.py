@@ -11,7 +11,8 @@ which its caller alone counts.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 #: Raised when the meaning of an existing field changes; growing at the end does not count.
 WIRE_VERSION = 1
@@ -99,7 +100,14 @@ class Exited(NamedTuple):
     reason: str
 
 
-Message = Call | Reply | Failure | Cancel | EndSession | Hello | Welcome | Goodbye | Drain | Exited
+class Abandoned(NamedTuple):
+    """Launcher → broker: the pool's members are gone and none will be started again. Body: `to_wire` of the error that
+    its calls end in from now on."""
+
+    pool: str
+
+
+Message = Call | Reply | Failure | Cancel | EndSession | Hello | Welcome | Goodbye | Drain | Exited | Abandoned
 
 #: Wire number of each kind; numbers are never used again for something else.
 KINDS: dict[int, type[Message]] = {
@@ -113,7 +121,17 @@ KINDS: dict[int, type[Message]] = {
     8: Goodbye,
     9: Drain,
     10: Exited,
+    11: Abandoned,
 }
 
 #: Pool name of calls that the broker itself answers (`status`, `drain`, `remove`).
 BROKER = "broker"
+
+
+def may_repeat(method: str, facts: Mapping[str, Any]) -> bool:
+    """Whether a call of ``method`` that a member with those ``facts`` (of its hello) may have begun can be sent again.
+
+    Services list such methods under `idempotent`; engines and workers have no such fact, and none but such methods.
+    """
+    listed = facts.get("idempotent")
+    return not isinstance(listed, list) or method in listed

@@ -12,6 +12,7 @@ from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.loops.seeds import seed_for
 from zagent.types import Ids, TokenOutput
 from zagent.worker.sampled import Sampled
+from zagent.worker.trace import RowTrace, named
 
 
 class SampleServerManager(AsyncLLMServerManager):
@@ -22,10 +23,14 @@ class SampleServerManager(AsyncLLMServerManager):
         seed_key: `Row.seed_key`; engine call k of the trajectory is seeded with `seed_for(*seed_key, k)`, unless the
             loop sets `sampling_seed` itself. Simulated engines honour it; SGLang only in its deterministic mode.
         response_length: `max_new_tokens` of calls that do not say it; engines would go on to the context's end.
+        trace: told of each call.
     """
 
-    def __init__(self, calls: Calls, seed_key: Sequence[Any], response_length: int) -> None:
+    def __init__(
+        self, calls: Calls, seed_key: Sequence[Any], response_length: int, trace: RowTrace | None = None
+    ) -> None:
         super().__init__(calls)
+        self._trace = trace
         self._response_length = response_length
         self._seed: Callable[[int], int] = partial(seed_for, *seed_key)
         self._turn = 0
@@ -40,15 +45,23 @@ class SampleServerManager(AsyncLLMServerManager):
         image_data: Sequence[bytes] | None = None,
         video_data: Sequence[bytes] | None = None,
     ) -> TokenOutput:
-        seed = self._seed(self._turn)
+        turn = self._turn
         self._turn += 1
         self._sessions.add(request_id)
         limit = sampling_params.get("max_tokens", self._response_length)
-        params = {"sampling_seed": seed, "max_new_tokens": limit, **without_max_tokens(sampling_params)}
+        params = {"sampling_seed": self._seed(turn), "max_new_tokens": limit, **without_max_tokens(sampling_params)}
         clock = asyncio.get_running_loop().time
         started = clock()
-        output = await super().generate(request_id, prompt_ids, params, image_data, video_data)
-        self.sampled.add(len(prompt_ids), output, clock() - started)
+        try:
+            output = await super().generate(request_id, prompt_ids, params, image_data, video_data)
+        except Exception as error:
+            if self._trace is not None:
+                self._trace("generate", call=turn, request=request_id, seconds=clock() - started, error=named(error))
+            raise
+        seconds = clock() - started
+        self.sampled.add(len(output.extra_fields.get("prompt_token_ids", prompt_ids)), output, seconds)
+        if self._trace is not None:
+            await self._trace.generated(turn, request_id, prompt_ids, output, seconds)
         return output
 
     async def end_sessions(self) -> None:

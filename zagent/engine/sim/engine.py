@@ -10,9 +10,11 @@ from typing import NoReturn
 import numpy as np
 
 from zagent.config import SimConfig
-from zagent.engine.base import EngineInfo, GenerateRequest, check_prompt, token_budget
+from zagent.engine.base import EngineInfo, GenerateRequest, check_media, check_prompt, token_budget
 from zagent.engine.sim.cache import BLOCK, PrefixCache, PrefixHasher
+from zagent.engine.sim.experts import ExpertRouter
 from zagent.engine.sim.faults import FaultScript, Verdict, parse_faults
+from zagent.engine.sim.images import expand, mark
 from zagent.engine.sim.sampling import Answer, Sampler, Sampling, parse_sampling
 from zagent.engine.sim.tokens import token_source
 from zagent.errors import ConfigError, EngineError, InvalidRequest
@@ -22,12 +24,21 @@ from zagent.types import TokenOutput
 DEFAULT_VOCAB_SIZE = 32_000
 
 
-def build(*, sim: SimConfig, name: str, index: int, model_vocab_size: int | None = None) -> SimEngine:
+def build(
+    *,
+    sim: SimConfig,
+    name: str,
+    index: int,
+    model_vocab_size: int | None = None,
+    model_image_token_id: int | None = None,
+) -> SimEngine:
     """The simulated engine number ``index``, called ``name`` in errors. Raises `ConfigError`."""
     vocab_size = sim.vocab_size or model_vocab_size or DEFAULT_VOCAB_SIZE
     if sim.eos_token_id >= vocab_size:
         raise ConfigError(f"engine.sim.eos_token_id={sim.eos_token_id} is outside the vocabulary of {vocab_size}")
-    return SimEngine(sim, vocab_size, name, FaultScript(parse_faults(sim.faults, vocab_size), index))
+    image_token_id = model_image_token_id if sim.image_token_id is None else sim.image_token_id
+    info = EngineInfo(vocab_size=vocab_size, context_length=sim.context_length, image_token_id=image_token_id)
+    return SimEngine(sim, info, name, FaultScript(parse_faults(sim.faults, vocab_size), index))
 
 
 class SimEngine:
@@ -35,13 +46,16 @@ class SimEngine:
 
     died: asyncio.Future[str]
 
-    def __init__(self, sim: SimConfig, vocab_size: int, name: str, faults: FaultScript) -> None:
-        self.info = EngineInfo(vocab_size=vocab_size, context_length=sim.context_length)
+    def __init__(self, sim: SimConfig, info: EngineInfo, name: str, faults: FaultScript) -> None:
+        self.info = info
         self._name = name
         self._sim = sim
         self._faults = faults
-        source = token_source(vocab_size, sim.eos_token_id, sim.seed)
+        source = token_source(info.vocab_size, sim.eos_token_id, sim.seed)
         self._sampler = Sampler(source, sim.eos_token_id, sim.eos_probability)
+        self._router = (
+            ExpertRouter(sim.moe_layers, sim.experts, sim.experts_per_token, sim.seed) if sim.moe_layers else None
+        )
         self._hasher = PrefixHasher()
         self._cache = PrefixCache(sim.kv_capacity_tokens)
         self._slots = asyncio.Semaphore(sim.max_batch)
@@ -60,23 +74,31 @@ class SimEngine:
     async def generate(self, request: GenerateRequest) -> TokenOutput:
         """Int32 ids, float32 log-probabilities, `cached_tokens` in steps of 64; without modelled latency at once.
 
+        With `moe_layers`, `routed_experts` is int16 [prompt + answer - 1, moe_layers, experts_per_token]. Each image
+        counts as `tokens_per_image` tokens.
+
         Raises:
             InvalidRequest: the request cannot be run, or the fault script refuses it.
             EngineError: not started, closed, or the fault script says so.
         """
         if self._started_at is None:
             raise EngineError(f"simulated engine {self._name} is not running")
-        check_prompt(request.prompt_ids, self.info)
+        check_media(request, self.info)
+        prompt_ids, marked_ids = self._read(request)
+        check_prompt(prompt_ids, self.info)
         sampling = parse_sampling(request.sampling_params)
-        budget = token_budget(request.sampling_params, request.prompt_ids.size, self.info)
+        budget = token_budget(request.sampling_params, prompt_ids.size, self.info)
         self._in_flight += 1
         try:
             verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
             self._strike(verdict)
             async with self._slots:
-                return await self._run(request.prompt_ids, sampling, budget, verdict)
+                output = await self._run(marked_ids, sampling, budget, verdict)
         finally:
             self._in_flight -= 1
+        if request.images:
+            output.extra_fields["prompt_token_ids"] = prompt_ids
+        return output
 
     async def clear_cache(self) -> None:
         """Forget all prefixes. Raises `EngineError` while calls are in flight, as SGLang's flush does."""
@@ -95,6 +117,14 @@ class SimEngine:
             timer.cancel()
         self._cache.clear()
 
+    def _read(self, request: GenerateRequest) -> tuple[np.ndarray, np.ndarray]:
+        """The prompt as it is returned, and as answers depend on it."""
+        image_token_id = self.info.image_token_id
+        if image_token_id is None or not request.images:
+            return request.prompt_ids, request.prompt_ids
+        ids = expand(request.prompt_ids, image_token_id, self._sim.tokens_per_image)
+        return ids, mark(ids, image_token_id, request.images, self.info.vocab_size)
+
     async def _run(self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, verdict: Verdict) -> TokenOutput:
         if verdict.effect == "hang" or self.died.done():
             await self._never()
@@ -103,7 +133,11 @@ class SimEngine:
         cached = await self._spend(prompt_ids, answer.token_ids[:count], verdict.factor)
         if self.died.done():
             await self._never()
-        return _output(answer, count, cached, aborted=verdict.effect == "abort")
+        output = _output(answer, count, cached, aborted=verdict.effect == "abort")
+        if self._router is not None and count:
+            # As in SGLang, the last token has not been through the model.
+            output.routed_experts = self._router.routed(np.concatenate([prompt_ids, output.token_ids])[:-1])
+        return output
 
     async def _spend(self, prompt_ids: np.ndarray, token_ids: np.ndarray, factor: float) -> int:
         """Live through prefill and decode, keep the cache; returns the prompt tokens that were cached."""

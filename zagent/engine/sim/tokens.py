@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
 
 #: Matrix elements per product: fewer than 2^13 terms below 2^40 sum to less than 2^53, and OpenBLAS starts threads (no
 #: gain at such sizes, and in the way of other engines) only from 9 216 elements on.
@@ -55,12 +56,12 @@ class TokenSource:
         self._seed = seed
         dim = math.ceil(64 / math.log2(p))
         self._chunk = CHUNK // dim
-        self._alphabet = Alphabet(vocab_size, eos_token_id, p, mark=_field(_words(seed, "mark", dim), p))
-        roots = _distinct(1, p, 2 * dim, _words(seed, "roots"))
+        self._alphabet = Alphabet(vocab_size, eos_token_id, p, mark=_field(words(seed, "mark", dim), p))
+        roots = _distinct(1, p, 2 * dim, words(seed, "roots"))
         self._bases = np.array(roots[:dim], np.int64)
         self._readouts = np.empty((3, dim), np.int64)
         self._readouts[0] = _place_eigenvalues(roots[:dim], roots[dim:], p)
-        self._readouts[1:] = _field(_words(seed, "readouts", 2 * dim), p).reshape(2, dim)
+        self._readouts[1:] = _field(words(seed, "readouts", 2 * dim), p).reshape(2, dim)
         self._log_table = np.log((np.arange(p) + 0.5) / p).astype(np.float32)
         self._grow(1024)
 
@@ -112,8 +113,8 @@ class TokenSource:
     def _grow(self, length: int) -> None:
         """Tables for sequences of up to ``length`` tokens, rounded up to a power of two."""
         size, p = 1 << (length - 1).bit_length(), self.prime
-        self._pads = np.stack([_field(_counters(size, key), p) for key in _words(self._seed, "pads", 3)])
-        scale = 1 + _field(_counters(size, _words(self._seed, "scale")[0]), p - 1)
+        self._pads = np.stack([_field(counters(size, key), p) for key in words(self._seed, "pads", 3)])
+        scale = 1 + _field(counters(size, words(self._seed, "scale")[0]), p - 1)
         self._unscale = _power(scale, p - 2, p)  # Fermat: the inverse
         inverses = _power(self._bases, p - 2, p)
         self._powers = _geometric(self._bases, size, p)
@@ -136,7 +137,7 @@ def token_source(vocab_size: int, eos_token_id: int, seed: int) -> TokenSource:
 @lru_cache(maxsize=1024)
 def _beginning(seed: int, request_seed: int, dim: int, p: int) -> Ints:
     """What a state begins with, int64 [dim]; not to be changed."""
-    return _field(_words(seed, f"request {request_seed}", dim), p)
+    return _field(words(seed, f"request {request_seed}", dim), p)
 
 
 class Alphabet:
@@ -218,26 +219,30 @@ def _prime_below(bound: int) -> int:
     return next(n for n in range(bound - 1, 1, -1) if all(n % k for k in range(2, math.isqrt(n) + 1)))
 
 
-def _words(seed: int, purpose: str, count: int = 1) -> npt.NDArray[np.uint64]:
+def words(seed: int, purpose: str, count: int = 1) -> Words:
     """``count`` 64-bit words, a hash of the other two."""
     text = f"{seed} {purpose}".encode()
     return np.frombuffer(hashlib.shake_128(text).digest(8 * count), "<u8")
 
 
-def _counters(count: int, key: Any) -> npt.NDArray[np.uint64]:
+def counters(count: int, key: Any) -> Words:
     """``count`` pseudo-random 64-bit words: splitmix64 (Steele et al. 2014), the same for any count and platform."""
-    z = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) + key
+    return mixed((np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) + key)
+
+
+def mixed(z: Words) -> Words:
+    """Each word of ``z`` sent to another one, in which every bit depends on every bit (splitmix64's last step)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    words: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return words
+    result: Words = z ^ (z >> np.uint64(31))
+    return result
 
 
-def _field(words: npt.NDArray[np.uint64], p: int) -> Ints:
-    return (words % np.uint64(p)).astype(np.int64)
+def _field(hashes: Words, p: int) -> Ints:
+    return (hashes % np.uint64(p)).astype(np.int64)
 
 
-def _distinct(low: int, high: int, count: int, key: npt.NDArray[np.uint64]) -> list[int]:
+def _distinct(low: int, high: int, count: int, key: Words) -> list[int]:
     """``count`` different ints from [low, high), in a pseudo-random order."""
-    order = np.argsort(_counters(high - low, key[0]), kind="stable")
+    order = np.argsort(counters(high - low, key[0]), kind="stable")
     return [low + int(i) for i in order[:count]]

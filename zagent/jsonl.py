@@ -1,0 +1,30 @@
+"""Strict JSON of whatever loops, tools and reward functions hand over."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def json_line(value: Any) -> str:
+    """``value`` as one line of JSON, with its newline. NaN and infinities are null; see `to_json`."""
+    return json.dumps(to_json(value), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_json(value: Any) -> Any:
+    """``value`` in JSON's types: numpy converted, NaN and infinities None, anything JSON cannot say as its repr."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): to_json(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    return repr(value)

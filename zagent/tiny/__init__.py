@@ -1,0 +1,1 @@
+"""The tiny tool model: its questions, its tokenizer, its training, and the trained weights (`final/`, `early/`)."""
