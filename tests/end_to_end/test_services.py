@@ -73,7 +73,7 @@ def test_loops_run_code_in_a_sandbox(tmp_path: Path) -> None:
         totals = [member["total"] for member in manager.status()["pools"]["sandbox"].values()]
     scores = out.batch["rm_scores"].sum(dim=1).tolist()
     assert scores == [-1.0 if i == 5 else 7.0 * i for i in range(12)]
-    assert list(out.non_tensor_batch["status"]) == [1 if i == 5 else 0 for i in range(12)]
+    assert list(out.non_tensor_batch["exit_status"]) == [1 if i == 5 else 0 for i in range(12)]
     assert sorted(totals) == [6, 6]
 
 

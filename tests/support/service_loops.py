@@ -20,7 +20,7 @@ class Calculates(zagent.AgentLoopBase):
             response_mask=[1, 1],
             reward_score=float(done["stdout"] or -1),
             num_turns=2,
-            extra_fields={"status": done["exit_status"]},
+            extra_fields={"exit_status": done["exit_status"]},
         )
 
 

@@ -76,7 +76,7 @@ class VisionTokens:
         (None if there are none)."""
         if not self.images:
             return context, None
-        dropped = [np.arange(start, end - 1) for start, end in self._spans]
+        dropped = [np.arange(start + 1, end) for start, end in self._spans]
         return np.delete(context, np.concatenate(dropped)), list(self.images)
 
     def check(self, context: np.ndarray, output: TokenOutput) -> None:
