@@ -20,7 +20,7 @@ from zagent.jsonl import json_line, to_json
         (np.array([[1, 2]], np.int16), [[1, 2]]),
         (np.array([{"a": np.int64(1)}], object), [{"a": 1}]),
         ({1: np.bool_(True), "t": (1,)}, {"1": True, "t": [1]}),
-        (b"raw", "b'raw'"),
+        (b"raw", "data:;base64,cmF3"),
         (Path("x"), "PosixPath('x')"),
     ],
 )

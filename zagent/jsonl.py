@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -16,13 +17,16 @@ def json_line(value: Any) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """``value`` in JSON's types: numpy converted, NaN and infinities None, anything JSON cannot say as its repr."""
+    """``value`` in JSON's types: numpy converted, NaN and infinities None, bytes (images) a `data:` URL, anything else
+    that JSON cannot say its repr."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return "data:;base64," + base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else str(key): to_json(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):

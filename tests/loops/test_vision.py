@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from support.scripted_llm import ScriptedLLM
 from support.tiny_vl import IMAGE_PAD, picture, vl_directory, vl_tokenizer
@@ -200,15 +202,18 @@ def test_tokens_are_counted_from_the_head_as_the_processor_makes_them(
 
 
 def test_pixel_values_are_those_of_pillow(processor: VisionProcessor) -> None:
-    """Scaled, per patch of 16 x 16, to [−1, 1]: an image of one colour is that colour everywhere."""
-    import io
-
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.new("RGB", (90, 70), (255, 0, 51)).save(out, "PNG")
-    values = processor.inputs([out.getvalue()])["pixel_values"].reshape(-1, 3, 2 * 16 * 16)
-    assert np.allclose(values, np.array([1.0, -1.0, -0.6])[None, :, None], atol=1e-6)
+    """Scaled by Pillow to a multiple of 32 pixels, then to [−1, 1], cut into patches of 16 x 16, four that become one
+    token after each other, and each twice (as if in time)."""
+    data = picture(90, 70)
+    inputs = processor.inputs([data])
+    assert inputs["image_grid_thw"].tolist() == [[1, 4, 6]]
+    scaled = np.asarray(Image.open(io.BytesIO(data)).resize((96, 64), Image.Resampling.BICUBIC), np.float32)
+    expected = scaled / 127.5 - 1
+    values = inputs["pixel_values"].reshape(2, 3, 2, 2, 3, 2, 16, 16)  # rows, columns, 2 x 2 in them, colours, time
+    for y, x, dy, dx in np.ndindex(2, 3, 2, 2):
+        top, left = 16 * (2 * y + dy), 16 * (2 * x + dx)
+        patch = expected[top : top + 16, left : left + 16].transpose(2, 0, 1)
+        assert np.abs(values[y, x, dy, dx] - patch[:, None]).max() < 1e-6
 
 
 def test_a_strip_is_refused(processor: VisionProcessor) -> None:

@@ -143,6 +143,10 @@ def test_a_response_cut_off_behind_its_images() -> None:
         ({"image_spans": [1, 7]}, r"row 7: image_spans must be an int array \[images, 2\], got int64 \[2\]"),
         ({"image_spans": [[1.0, 7.0]]}, r"row 7: image_spans must be an int array"),
         ({"multi_modal_inputs": {"image_grid_thw": [[1, 3, 8]]}}, "row 7: an image of 6 tokens and 1 x 3 x 8 patches"),
+        (
+            {"image_spans": [[1, 3]], "multi_modal_inputs": {"image_grid_thw": [[1, 5, 2]]}},
+            "row 7: an image of 2 tokens and 1 x 5 x 2 patches",
+        ),
         ({"multi_modal_inputs": {"image_grid_thw": [[4, 6]]}}, r"row 7: image_grid_thw must be .*\[images, 3\]"),
         ({"multi_modal_inputs": None}, "row 7: image_spans of 1 images, image_grid_thw of 0"),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from support.outcomes import failed, ok
 from zagent.errors import InputError
+from zagent.images import read_media
 from zagent.jsonl import to_json
 from zagent.trainer.outcomes_file import OWN_KEYS, OutcomesFile, outcome_line, version_spans
 from zagent.types import AgentLoopMetrics
@@ -57,6 +58,16 @@ def test_the_loops_own_messages_win() -> None:
     """A loop of several turns tells its conversation itself."""
     said = [*USER, {"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}]
     assert outcome_line(ok(extra_fields={"messages": said}), USER, {})["messages"] == said
+
+
+def test_images_are_told_and_pixels_are_not() -> None:
+    """An image in a message becomes a data: URL, with which the line can be a prompt again; what the model saw of it
+    would be 20 MB of numbers, and its place among the tokens says enough."""
+    said = [{"role": "tool", "content": [{"type": "image", "image": b"picture"}]}]
+    fields = {"messages": said, "image_spans": np.array([[1, 3]]), "multi_modal_inputs": {"pixel_values": np.zeros(9)}}
+    line = to_json(outcome_line(ok(extra_fields=fields), USER, {}))
+    assert read_media(line["messages"][0]["content"][0]["image"]) == b"picture"
+    assert line["extra_fields"] == {"image_spans": [[1, 3]]}
 
 
 def test_without_a_decoded_answer_messages_are_the_prompts() -> None:

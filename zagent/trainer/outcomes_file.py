@@ -15,7 +15,7 @@ import numpy as np
 
 from zagent.errors import InputError
 from zagent.jsonl import json_line
-from zagent.types import AgentLoopOutput, Outcome
+from zagent.types import MULTI_MODAL_INPUTS, AgentLoopOutput, Outcome
 
 #: Keys of an outcome line that zagent writes; what was passed through stands beside them.
 OWN_KEYS = (
@@ -23,8 +23,8 @@ OWN_KEYS = (
     "response_logprobs", "versions", "num_turns", "reward_score", "reward_extra_info", "metrics", "extra_fields",
 )  # fmt: skip
 
-#: `extra_fields` that have a key of their own in the line.
-_TOLD_ELSEWHERE = frozenset({"messages", "response_text", "rollout_versions", "reward_extra_info"})
+#: `extra_fields` that have a key of their own in the line, or no place in it: pixels, 20 MB an image.
+_TOLD_ELSEWHERE = frozenset({"messages", "response_text", "rollout_versions", "reward_extra_info", MULTI_MODAL_INPUTS})
 
 
 class OutcomesFile:
