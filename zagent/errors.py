@@ -210,15 +210,21 @@ def to_wire(error: BaseException) -> dict[str, Any]:
         "type": kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}",
         "message": _text(error.args[0] if len(error.args) == 1 else error),
         "traceback": _text("".join(traceback.format_exception(error))) if error.__traceback__ else "",
-        "fields": {name: getattr(error, name) for name in error.fields} if isinstance(error, ZagentError) else {},
+        "fields": _fields(error) if isinstance(error, ZagentError) else {},
     }
+
+
+def _fields(error: ZagentError) -> dict[str, Any]:
+    """A user's subclass may lack them (a constructor that does not call ours), or keep anything there."""
+    values = {name: getattr(error, name, None) for name in error.fields}
+    return {name: value for name, value in values.items() if isinstance(value, (bool, str))}
 
 
 def _text(value: Any) -> str:
     """``str(value)`` that can cross the wire whatever it is: lone surrogates escaped, a failing ``__str__`` named."""
     try:
         return str(value).encode("utf-8", "backslashreplace").decode()
-    except Exception as error:
+    except BaseException as error:
         return f"<{type(value).__name__} without text: {type(error).__name__}>"
 
 

@@ -21,8 +21,8 @@ Status = Literal["ok", "partial", "failed", "cancelled"]
 
 #: Keys that the worker gives every row's `extra_fields`, so that rows of different loops concatenate.
 STANDARD_EXTRA_FIELDS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps")
-#: Columns that a batch gets from each row's outcome itself: no loop's `extra_fields` may have them.
-RESERVED_COLUMNS = ("status", "error", "reward_score", "__num_turns__")
+#: Columns that say which row it is and what became of it: no loop's `extra_fields` may have them.
+RESERVED_COLUMNS = ("status", "error", "reward_score", "__num_turns__", "uid", "index", "raw_prompt")
 
 #: Keys of `extra_fields` in rows of models that see. int32 [images, 2]: where each image's tokens start and end,
 #: counted over prompt and response; [0, 2] in a row without images.

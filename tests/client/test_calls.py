@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -421,6 +422,33 @@ def test_an_unreadable_reply_ends_its_call() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("session", [5, b"s", ("a", 1), None])
+def test_a_session_is_text(session: Any) -> None:
+    """The broker would drop the call as malformed, and nobody would answer."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            calls = await cluster.caller()
+            with pytest.raises(InvalidRequest, match="a session is text, got"):
+                await calls.call("engine", "do", session=session)
+            assert cluster.quiet()
+
+    run(main())
+
+
+def test_an_infinite_timeout_is_none() -> None:
+    """As with asyncio's own."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            recorder = Recorder()
+            await cluster.member("m", {"do": recorder})
+            assert await (await cluster.caller()).call("engine", "do", 1, timeout=float("inf")) == 1
+            assert recorder.calls[0].remaining_ms == -1
+
+    run(main())
+
+
 def test_an_argument_that_cannot_cross_fails_before_anything_is_sent() -> None:
     """`EncodeError` here; the member sees nothing."""
 
@@ -527,5 +555,30 @@ def test_each_call_is_answered_in_the_lane_of_its_kind() -> None:
             await calls.call("engine", "do", member="m")
             await calls.call("broker", "status")
             assert lanes == [b"d", b"c", b"c"]
+
+    run(main())
+
+
+def test_a_call_from_another_event_loop_is_refused_at_once() -> None:
+    """Its answer would come on the link's own, and the call wait for ever: `asyncio.run` in a plain tool does that."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            await cluster.engine()
+            calls = await cluster.caller()
+            error: list[BaseException] = []
+
+            def elsewhere() -> None:
+                try:
+                    asyncio.run(calls.call("engine", "stats"))
+                except BaseException as raised:
+                    error.append(raised)
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            assert isinstance(error[0], CallerError)
+            assert "another event loop" in str(error[0])
+            assert len(calls) == 0
 
     run(main())

@@ -121,7 +121,30 @@ class Awkward(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("error", [Awkward(1, 2), ValueError("lone \ud800 surrogate")], ids=["awkward", "surrogate"])
+class Unfinished(RemoteError):
+    """Ours, but its constructor does not call ours."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "unfinished")
+
+
+class Leaves(Exception):
+    """Ends the process of who asks for its text."""
+
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+def odd_field() -> RemoteError:
+    error = RemoteError("odd")
+    error.type_name = object()  # type: ignore[assignment]
+    return error
+
+
+AWKWARD = [Awkward(1, 2), ValueError("lone \ud800 surrogate"), Unfinished(), Leaves(1, 2), odd_field()]
+
+
+@pytest.mark.parametrize("error", AWKWARD, ids=lambda error: type(error).__name__)
 def test_an_error_that_is_hard_to_describe_is_still_an_answer(error: Exception) -> None:
     """No call hangs because its error cannot be put into words."""
 

@@ -190,7 +190,7 @@ def test_a_tracers_relative_path_becomes_absolute(
 ) -> None:
     """The caller's directory, with its placeholders; a URL stays."""
     monkeypatch.chdir(tmp_path)
-    args = Config.load(overrides=[f"trace.args.path={path}", "trace.args.depth=3"]).trace.args
+    args = Config.load(overrides=["trace.target=a.B", f"trace.args.path={path}", "trace.args.depth=3"]).trace.args
     assert args == {"path": found.format(here=tmp_path), "depth": 3}
 
 

@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "logs in a file": (["logs.dir=plain"], "set logs.dir"),
     # From here on it is a child that finds out.
     "no module": (["rollout.imports=[no_such_module]"], "No module named 'no_such_module'"),
-    "unknown agent": (["rollout.agent=sinlge_turn"], "no agent loop 'sinlge_turn'; known: env_agent, single_turn_agent"),
+    "unknown agent": (["rollout.agent=sinlge_turn"], "no agent loop 'sinlge_turn'; known: env_agent, single_turn"),
     "no loop file": (["rollout.agent_loop_config_path=no.yaml"], "no.yaml': No such file"),
     "no record file": (["routing.record=/no/dir/r"], "routing.record='/no/dir/r' cannot be written: No such file"),
     "no directory for the endpoint": (["broker.endpoint=ipc:///no/b"], "broker.endpoint 'ipc:///no/b' cannot be bound"),

@@ -68,7 +68,7 @@ def test_what_fails_a_row_fails_that_row(manager: zagent.AgentLoopManager) -> No
     assert {uid: outcome.status for uid, outcome in outcomes.items()} == {
         "a": "ok", "b": "ok", "c": "ok", "image": "failed", "nowhere": "failed",
     }  # fmt: skip
-    assert isinstance(outcomes["image"].error, zagent.TemplateError)
+    assert isinstance(outcomes["image"].error, zagent.InvalidRequest)
     assert "no tool 'nowhere'; known:" in str(outcomes["nowhere"].error)
 
 

@@ -38,9 +38,8 @@ if __name__ == "__main__":
     with zagent.AgentLoopManager.launch(config) as manager:
         out = manager.generate_sequences(zagent.DataProto(non_tensor_batch=columns))
         print(out.non_tensor_batch["reward_score"].tolist(), out.non_tensor_batch["turns"].tolist())
-    from my_tools import population
-    from zagent.loops.tools import FunctionTool
-    print(FunctionTool(population).tool_schema["function"]["description"].lower().rstrip("."), population("Paris"))
+    from my_tools import calculator
+    print(calculator("12 + 7"))
 """
 
 
@@ -79,7 +78,7 @@ def test_tools_block(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tool is shown to the model and can be called, its reward function scores each row."""
     monkeypatch.setenv("ZAGENT_README_MODEL", "tiny")  # whose template takes tools
     (directory / "my_tools.py").write_text(BLOCKS[1])
-    assert script(directory, RUN_TOOLS) == "[0.0, 0.0, 0.0] [2, 2, 2]\nhow many people live in a city 2100000\n"
+    assert script(directory, RUN_TOOLS) == "[0.0, 0.0, 0.0] [2, 2, 2]\n19\n"
 
 
 def test_nothing_is_left_to_fill_in() -> None:

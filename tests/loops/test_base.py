@@ -12,7 +12,7 @@ import pytest
 
 from support.tiny_tokenizer import tiny_tokenizer
 from zagent.config import RolloutConfig
-from zagent.errors import PromptTooLong, TemplateError
+from zagent.errors import InvalidRequest, PromptTooLong, TemplateError
 from zagent.loops.base import AgentLoopBase, TrainerConfig, check_media, with_budget
 from zagent.types import AgentLoopOutput
 
@@ -24,8 +24,9 @@ class Loop(AgentLoopBase):
         raise NotImplementedError
 
 
-def loop(context: int | None = None, **rollout: Any) -> Loop:
-    return Loop(TrainerConfig(RolloutConfig(**rollout), context), None, tiny_tokenizer())  # type: ignore[arg-type]
+def loop(context: int | None = None, processor: Any = None, **rollout: Any) -> Loop:
+    config = TrainerConfig(RolloutConfig(**rollout), context)
+    return Loop(config, None, tiny_tokenizer(), processor)  # type: ignore[arg-type]
 
 
 def test_a_loop_has_verls_attributes() -> None:
@@ -90,9 +91,19 @@ def test_images_and_videos_need_their_parts(kind: str) -> None:
     messages = [{"role": "user", "content": parts}, *MESSAGES]
     for media, said in (([b""], messages), ([b"", b"", b""], messages), ([b""], MESSAGES)):
         with pytest.raises(TemplateError, match=f"{len(media)} {kind}s for messages with [02] content parts"):
-            asyncio.run(loop().apply_chat_template(said, **{f"{kind}s": media}))
+            asyncio.run(loop(processor=object()).apply_chat_template(said, **{f"{kind}s": media}))
     check_media(messages, kind, [b"", b""])
     check_media(messages, kind, None)
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "video"])
+def test_a_model_without_eyes_takes_no_images(kind: str) -> None:
+    """Said before the template, which would complain about its own code."""
+    messages = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": "?"}]}]
+    with pytest.raises(InvalidRequest, match="this model takes none"):
+        asyncio.run(loop().apply_chat_template(messages))
+    with pytest.raises(InvalidRequest, match="this model takes none"):
+        asyncio.run(loop().continue_chat([1], messages))
 
 
 @pytest.mark.parametrize("call", ["apply_chat_template", "continue_chat"])

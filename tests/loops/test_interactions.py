@@ -141,23 +141,44 @@ def test_a_reply_of_another_form_fails_the_row() -> None:
             return "just text"
 
     with pytest.raises(LoopError, match=r"odd.*generate_response must give"):
-        play(Odd({"name": "odd"}), "5", row={})
+        play(Odd({"name": "odd"}), "5", row={"interaction_kwargs": {}})
 
 
 def test_the_only_interaction_need_not_be_named() -> None:
-    """Of several, one must be; unknown names list the known ones (pitfall E12)."""
+    """Of several, one must be; unknown names list the known ones (pitfall E12). A row that asks for none has none."""
     one, two = Guess({"name": "one"}), Guess({"name": "two"})
-    assert choose({}, {}) == (None, {})
-    assert choose({"one": one}, {}) == (one, {})
+    assert (
+        choose({}, {})
+        == choose({"one": one}, {"extra_info": None})
+        == choose({"one": one, "two": two}, {})
+        == (None, {})
+    )
+    assert choose({"one": one}, {"interaction_kwargs": {}}) == (one, {})
+    assert choose({"one": one}, {"extra_info": {"interaction_kwargs": {"n": 1}}}) == (one, {"n": 1})
     assert choose({"one": one, "two": two}, {"interaction_kwargs": {"name": "two", "number": 3}}) == (
         two,
         {"number": 3},
     )
-    for kwargs in ({}, {"interaction_kwargs": {"name": "three"}}):
+    for kwargs in ({"interaction_kwargs": {}}, {"interaction_kwargs": {"name": "three"}}):
         with pytest.raises(InputError, match="known: one, two"):
             choose({"one": one, "two": two}, kwargs)
     with pytest.raises(InputError, match="none"):
         choose({}, {"interaction_kwargs": {"name": "three"}})
+
+
+@pytest.mark.parametrize("extra_info", ["text", [1], 5, {"interaction_kwargs": None}, None])
+def test_rows_without_an_interaction_may_have_any_extra_info(extra_info: Any) -> None:
+    """It is theirs."""
+    assert choose({}, {"extra_info": extra_info}) == (None, {})
+
+
+@pytest.mark.parametrize("row", [{"interaction_kwargs": "one"}, {"extra_info": {"interaction_kwargs": ["one"]}}])
+def test_kwargs_of_another_form_fail_the_row(row: dict[str, Any]) -> None:
+    """Named; so is a name that is no text."""
+    with pytest.raises(InputError, match="interaction_kwargs must be a map"):
+        choose({}, row)
+    with pytest.raises(InputError, match="is no interaction"):
+        choose({}, {"interaction_kwargs": {"name": ["one"]}})
 
 
 def test_interactions_come_from_a_file(tmp_path: Path) -> None:

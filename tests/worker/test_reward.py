@@ -240,6 +240,8 @@ def test_plain_functions_run_in_a_thread() -> None:
         ({"score": float("nan")}, "gave no score: a score must be a finite float32, got nan"),
         ({"score": 1, 2: 3}, "gave a dict with a key that is no text: 2"),
         ({"score": 1, "seen": {1}}, "EncodeError: a value of type builtins.set cannot cross the wire"),
+        ({"score": 1, "seen": {(1, 2): 3}}, "DecodeError: body cannot be read: TypeError: unhashable type: 'list'"),
+        ({"score": 1, "error": None}, "gave a dict with 'error', which is the row's own column"),
     ],
     ids=repr,
 )

@@ -38,7 +38,7 @@ class Broken(Recorder):
 
     def event(self, event: dict[str, Any]) -> None:
         super().event(event)
-        raise SystemExit("full disk") if event["kind"] == "end" else OSError("full disk")
+        raise {"b": asyncio.CancelledError, "end": SystemExit}.get(event["kind"], OSError)("full disk")
 
     async def close(self) -> None:
         raise OSError("full disk")

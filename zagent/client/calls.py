@@ -7,13 +7,23 @@ kind whether the call is sent again, as attempt + 1.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from zagent.client.link import Link
-from zagent.errors import ConnectionLost, DeadlineExceeded, DecodeError, MemberLost, TransientError, from_wire
+from zagent.errors import (
+    CallerError,
+    ConnectionLost,
+    DeadlineExceeded,
+    DecodeError,
+    InvalidRequest,
+    MemberLost,
+    TransientError,
+    from_wire,
+)
 from zagent.wire.channel import Frames
 from zagent.wire.codec import decode_body, encode_body
 from zagent.wire.messages import BROKER, Call, Cancel, EndSession, Failure, Reply
@@ -82,21 +92,29 @@ class Calls:
 
         Args:
             argument: None, bools, numbers, strings, bytes, lists, dicts and numpy arrays of these.
-            session: calls of one session go to one member.
+            session: calls of one session go to one member; text.
             member: to this member and no other, past balancing and credits, on the control lane.
-            timeout: seconds, all attempts together; None = none.
+            timeout: seconds, all attempts together; None or infinity = none.
             on_attempt: told the number of each attempt as it starts.
 
         Raises:
+            InvalidRequest: the session is no text.
             DeadlineExceeded: the time ran out.
             TransientError: still failing at the last attempt (at once where it is not `repeatable`, and `MemberLost`
                 where a ``member`` was named).
             Exception: what the method raised, as the same class where this side knows it.
         """
+        if not isinstance(session, str):  # the broker would drop the call as malformed
+            raise InvalidRequest(f"a session is text, got {session!r:.80}")
         body = encode_body(argument)
         self._counter += 1
         call_id = self.link.nonce + self._counter.to_bytes(8, "big")
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        if self.link.loop not in (None, asyncio.get_running_loop()):
+            raise CallerError(
+                f"{pool!r} was called from another event loop than the link's, where the answer comes: in a worker use "
+                "async functions and await, not asyncio.run() in a plain one"
+            )
+        deadline = None if timeout in (None, math.inf) else asyncio.get_running_loop().time() + timeout
         call = Call(call_id, 1, pool, method, session, -1, member, self.link.incarnation)
         while True:
             if on_attempt is not None:

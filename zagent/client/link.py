@@ -61,6 +61,8 @@ class Link:
         self._handlers: dict[type[Message], Handler] = {}
         self._closed: list[Callable[[], None]] = []
         self._open = False
+        #: The event loop it was opened on: it works on no other.
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._welcomed: asyncio.Future[None] | None = None
 
     def on(self, kind: type[Message], handler: Handler) -> None:
@@ -80,7 +82,8 @@ class Link:
             ConnectionLost: no welcome within ``timeout`` seconds.
             ProtocolError: the broker refused the hello; `VersionMismatch` where that is why.
         """
-        self._welcomed = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self._welcomed = self.loop.create_future()
         calls = self._handlers.pop(Failure, None)
         self._handlers[Welcome], self._handlers[Failure] = self._welcome, self._refused
         self._open = True

@@ -12,7 +12,7 @@ from zagent.config.section import Section
 class ModelConfig(Section):
     """Which model, and how its tokenizer is loaded."""
 
-    #: A directory, a hub id, or a built-in name: `smollm2-135m`, `tiny` (calls a calculator), `tiny-early` (not yet well).
+    #: A directory, a hub id, or a built-in name: `smollm2-135m`, `tiny` (calls a calculator), `tiny-early`.
     path: str = "smollm2-135m"
     #: Where the tokenizer lies, if not beside the model.
     tokenizer_path: str | None = None

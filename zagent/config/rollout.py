@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from zagent.config.section import Section
 
@@ -94,6 +94,12 @@ class RewardConfig(Section):
     #: its `reward_extra_info["reward_error"]`.
     on_error: Literal["fail", "none"] = "fail"
 
+    @model_validator(mode="after")
+    def _has_function(self) -> RewardConfig:
+        if self.kwargs and self.function is None:
+            raise ValueError("kwargs are for function, which is not set")
+        return self
+
 
 class TraceConfig(Section):
     """Where a trajectory's events go; nowhere by default."""
@@ -104,3 +110,9 @@ class TraceConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     #: Events carry text beside token ids.
     token2text: bool = True
+
+    @model_validator(mode="after")
+    def _has_target(self) -> TraceConfig:
+        if self.args and self.target is None:
+            raise ValueError("args are for target, which is not set")
+        return self

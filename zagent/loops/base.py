@@ -13,7 +13,7 @@ import numpy as np
 
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.config import RolloutConfig
-from zagent.errors import PromptTooLong, TemplateError
+from zagent.errors import InvalidRequest, PromptTooLong, TemplateError
 from zagent.loops.tokenizer import in_tokenizer_thread
 from zagent.loops.tokens import ChatTemplate
 from zagent.types import AgentLoopOutput, Ids
@@ -118,6 +118,7 @@ class AgentLoopBase(ABC):
             TemplateError: the template refuses the messages, drops a text, takes no tools; more or fewer images or
                 videos than the messages have parts for.
         """
+        self._check_sees(messages)
         for kind, media in (("image", images), ("video", videos)):
             check_media(messages, kind, media)
 
@@ -141,7 +142,12 @@ class AgentLoopBase(ABC):
         Raises:
             TemplateError: the template refuses the messages, drops a text, or is not append-only.
         """
+        self._check_sees(messages)
         return await self.in_tokenizer_thread(lambda: self._template({}).continuation(sampled, messages, tools))
+
+    def _check_sees(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        if self.processor is None and any(count_parts(messages, kind) for kind in ("image", "video")):
+            raise InvalidRequest("messages have images or videos, and this model takes none (or not in a way we know)")
 
     def _template(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
         options = {**self.rollout_config.apply_chat_template_kwargs, **kwargs}
@@ -197,11 +203,16 @@ class AgentLoopBase(ABC):
 def check_media(messages: Sequence[Mapping[str, Any]], kind: str, media: Sequence[bytes] | None) -> None:
     """Raise `TemplateError` unless ``media`` is None or has one item for each content part of ``kind`` (image, video):
     the template writes placeholders for parts, and the engine wants one placeholder for each item."""
-    contents = [message.get("content") for message in messages]
-    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
-    wanted = sum(isinstance(part, Mapping) and part.get("type") in (kind, f"{kind}_url") for part in parts)
+    wanted = count_parts(messages, kind)
     if media is not None and len(media) != wanted:
         raise TemplateError(f"{len(media)} {kind}s for messages with {wanted} content parts of type {kind}")
+
+
+def count_parts(messages: Sequence[Mapping[str, Any]], kind: str) -> int:
+    """Content parts of ``kind`` (image, video) in ``messages``."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
+    return sum(isinstance(part, Mapping) and part.get("type") in (kind, f"{kind}_url") for part in parts)
 
 
 def with_budget(sampling_params: dict[str, Any], budget: int) -> dict[str, Any]:

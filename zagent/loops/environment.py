@@ -57,7 +57,9 @@ def find_env(name: Any) -> Callable[..., Any]:
     if name in _REGISTRY:
         return _REGISTRY[name]
     if not isinstance(name, str) or "." not in name:
-        raise InputError(f"no environment {name!r}; known: {', '.join(sorted(_REGISTRY)) or 'none'}, or a dotted path")
+        raise InputError(
+            f"column env: no environment {name!r}; known: {', '.join(sorted(_REGISTRY)) or 'none'}, or a dotted path"
+        )
     from hydra.utils import get_object
 
     try:
@@ -80,7 +82,10 @@ class EnvAgentLoop(MultiTurnLoop):
     """
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        env = await self._call(find_env(kwargs.get("env")), **(kwargs.get("env_kwargs") or {}))
+        env_kwargs = kwargs.get("env_kwargs") or {}
+        if not isinstance(env_kwargs, dict):
+            raise InputError(f"column env_kwargs must be a map, got {env_kwargs!r:.200}")
+        env = await self._call(find_env(kwargs.get("env")), **env_kwargs)
         try:
             return await self._play(env, sampling_params, kwargs)
         finally:
@@ -92,7 +97,6 @@ class EnvAgentLoop(MultiTurnLoop):
         info: dict[str, Any] = {}
         while await self.ask(dialogue, sampling_params):
             action = await self.decode(dialogue.answer.token_ids)
-            dialogue.messages.append({"role": "assistant", "content": action})
             if dialogue.answer.stop_reason == "abort":
                 break
             step = _step(await self._call(env.step, action))

@@ -79,6 +79,10 @@ class InteractionRun:
         """Begin, if there is one."""
         if self._interaction is not None:
             self._id = await self._interaction.start_interaction(uuid4().hex, **self._kwargs)
+            if self._id is None:
+                raise LoopError(
+                    f"interaction {self._interaction.name!r}: start_interaction must return its instance's id"
+                )
 
     async def reply(self, messages: list[dict[str, Any]]) -> UserReply:
         """Its answer to ``messages``. Raises `LoopError` where it gives anything else than what it should."""
@@ -150,17 +154,24 @@ def _build(entry: Mapping[str, Any], where: str) -> BaseInteraction:
 def choose(
     interactions: Mapping[str, BaseInteraction], row: Mapping[str, Any]
 ) -> tuple[BaseInteraction | None, dict[str, Any]]:
-    """The interaction that ``row`` asks for in `extra_info["interaction_kwargs"]["name"]` (or a column of that name),
-    and the other kwargs. One that is the only one need not be named; with none configured there is none.
+    """The interaction that ``row`` asks for by `extra_info["interaction_kwargs"]` (or a column of that name), and its
+    kwargs but for `name`; the only one configured need not be named. A row without such kwargs has none.
 
     Raises:
-        InputError: an unknown name, or none where there are several; lists the names.
+        InputError: an unknown name, or none where there are several; lists the names. Kwargs that are no map.
     """
-    kwargs = dict(row.get("interaction_kwargs") or (row.get("extra_info") or {}).get("interaction_kwargs") or {})
+    asked, extra = row.get("interaction_kwargs"), row.get("extra_info")
+    if asked is None and isinstance(extra, Mapping):  # it may be anything in rows without an interaction
+        asked = extra.get("interaction_kwargs")
+    if asked is None:
+        return None, {}
+    if not isinstance(asked, Mapping):
+        raise InputError(f"interaction_kwargs must be a map, got {asked!r:.200}")
+    kwargs = dict(asked)
     name = kwargs.pop("name", None)
-    if name is None and len(interactions) <= 1:
-        return next(iter(interactions.values()), None), kwargs
-    if name not in interactions:
+    if name is None and len(interactions) == 1:
+        return next(iter(interactions.values())), kwargs
+    if not isinstance(name, str) or name not in interactions:
         known = ", ".join(sorted(interactions)) or "none (multi_turn.interaction_config_path)"
         raise InputError(f"interaction_kwargs['name']={name!r} is no interaction; known: {known}")
     return interactions[name], kwargs

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from zagent.errors import LoopError
 from zagent.loops.base import AgentLoopBase, with_budget
 from zagent.loops.trajectory import Trajectory
 from zagent.loops.vision import expand_images, trained_fields
@@ -54,7 +55,8 @@ class MultiTurnLoop(AgentLoopBase):
         return Dialogue(list(messages), schemas, Trajectory(ids, self.rollout_config.response_length), vision)
 
     async def ask(self, dialogue: Dialogue, sampling_params: dict[str, Any]) -> bool:
-        """Let the model speak; False where no token may be sampled any more (the engine is not called)."""
+        """Let the model speak; its answer joins tokens and messages. False where no token may be sampled any more: the
+        engine is not called."""
         trajectory = dialogue.trajectory
         context = trajectory.context()
         budget = self.token_budget(len(context), trajectory.response_tokens, sampling_params)
@@ -66,11 +68,14 @@ class MultiTurnLoop(AgentLoopBase):
         dialogue.vision.check(context, dialogue.answer)
         trajectory.add_sampled(dialogue.answer)
         dialogue.assistant_turns += 1
+        dialogue.messages.append({"role": "assistant", "content": await self._answer_text(dialogue.answer)})
         return True
 
     async def tell(self, dialogue: Dialogue, messages: Sequence[Message]) -> bool:
         """Append ``messages`` (tool results, a user's reply) and ask for the next answer; False where their tokens do
-        not fit the response, and nothing has been appended."""
+        not fit the response, and nothing has been appended. Raises `LoopError` before the first answer."""
+        if not dialogue.assistant_turns:
+            raise LoopError("tell() before the first ask(): there is no answer to go on from")
         ids = await self.continue_chat(dialogue.answer.token_ids, list(messages), dialogue.schemas)
         piece = await expand_images(dialogue.vision, ids, messages)
         at = len(dialogue.trajectory.prompt_ids) + dialogue.trajectory.response_tokens
@@ -108,10 +113,10 @@ class MultiTurnLoop(AgentLoopBase):
             extra_fields={**fields, **extra_fields},
         )
 
-    async def answer_text(self, dialogue: Dialogue) -> str:
-        """The last answer with its special tokens (some formats of tool calls are made of them), without the stop
+    async def _answer_text(self, answer: TokenOutput) -> str:
+        """``answer`` with its special tokens (some formats of tool calls are made of them), without the stop
         token."""
-        ids = [int(token) for token in dialogue.answer.token_ids]
+        ids = [int(token) for token in answer.token_ids]
 
         def decode() -> str:
             ended = bool(ids) and ids[-1] in self._template({}).stop_ids

@@ -69,9 +69,8 @@ class ToolAgentLoop(MultiTurnLoop):
     async def _generate(self, dialogue: Dialogue) -> State:
         if not await self.ask(dialogue, self._params):
             return State.TERMINATED
-        text = await self.answer_text(dialogue)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        dialogue.messages.append(message)
+        message = dialogue.messages[-1]
+        text = message["content"]
         if self.at_limit(dialogue) or dialogue.answer.stop_reason == "abort":
             return State.TERMINATED
         if self.tools is not None and dialogue.answer.stop_reason == "stop":

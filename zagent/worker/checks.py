@@ -58,7 +58,7 @@ def _check_extras(output: AgentLoopOutput) -> None:
         raise ValueError(f"reward_extra_info must be a dict, got {type(info).__name__}")
     taken = [key for key in RESERVED_COLUMNS if key in fields or key in (info or ())]
     if taken:
-        raise ValueError(f"extra_fields and reward_extra_info may not have {taken[0]!r}: the outcome itself fills it")
+        raise ValueError(f"extra_fields and reward_extra_info may not have {taken[0]!r}: it is the row's own")
     odd = [key for key in (*fields, *(info or ())) if not isinstance(key, str)]
     if odd:
         raise ValueError(f"keys of extra_fields and reward_extra_info must be text, got {odd[0]!r}")

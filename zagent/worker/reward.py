@@ -14,8 +14,8 @@ from zagent.config import RewardConfig
 from zagent.errors import ConfigError, RewardError
 from zagent.loops.imports import find_object
 from zagent.loops.threads import Threads
-from zagent.types import AgentLoopOutput
-from zagent.wire.codec import encode_body
+from zagent.types import RESERVED_COLUMNS, AgentLoopOutput
+from zagent.wire.codec import decode_body, encode_body
 from zagent.worker.checks import finite_score
 from zagent.worker.limited import limited
 from zagent.worker.trace import named
@@ -76,7 +76,7 @@ class Reward:
       not change), `services` (user actors by pool name)
 
     Dicts and lists are copies. It gives a number, or a dict with `score`, whose other keys become the row's
-    `reward_extra_info`.
+    `reward_extra_info`; they may be none of `zagent.types.RESERVED_COLUMNS`.
 
     Raises:
         ConfigError: the function has a parameter that nothing is offered for, or none for one of `reward.kwargs`.
@@ -160,7 +160,10 @@ class Reward:
         odd = [key for key in info if not isinstance(key, str)]
         if odd:
             raise _Unusable(f"gave a dict with a key that is no text: {odd[0]!r}")
-        encode_body(info)  # what cannot travel is this function's fault, not the loop's
+        taken = [key for key in RESERVED_COLUMNS if key in info]
+        if taken:
+            raise _Unusable(f"gave a dict with {taken[0]!r}, which is the row's own column")
+        decode_body(encode_body(info))  # what cannot travel, or arrive, is this function's fault, not the loop's
         return Scored(_score(given["score"]), info)
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from zagent.client.calls import Calls
 from zagent.client.services import Services
-from zagent.errors import LoopError, to_wire
+from zagent.errors import LoopError, ZagentError, to_wire
 from zagent.loops.base import AgentLoopBase, TrainerConfig
 from zagent.loops.interactions import BaseInteraction
 from zagent.loops.registry import build_loop
@@ -101,7 +101,8 @@ class AgentLoopWorker:
             this.trace("end", **_end("cancelled", None, None))
             raise
         except BaseException as failure:  # sys.exit() in a loop, or a Rust library's panic, must not end the worker
-            logger.warning("%s: %s: %s", row_name(row), type(failure).__name__, failure)
+            bug = None if isinstance(failure, ZagentError) else failure  # the user's code: where it was raised
+            logger.warning("%s: %s: %s", row_name(row), type(failure).__name__, failure, exc_info=bug)
             status, error = "failed", failure
         finally:
             await this.services.end_session()

@@ -68,6 +68,11 @@ def prepare(settings: dict[str, Any]) -> Prepared:
     check_parser(rollout.multi_turn.format)
     toolbox = Toolbox.load(rollout.multi_turn)
     interactions = load_interactions(rollout.multi_turn.interaction_config_path)
+    if rollout.agent == "tool_agent" and not toolbox.names and not interactions:
+        raise ConfigError(
+            "rollout.agent=tool_agent, but there is no tool: list modules with @zagent.tool under rollout.imports, or "
+            "name a file in rollout.multi_turn.tool_config_path"
+        )
     reward = Reward.load(RewardConfig.model_validate(settings.get("reward", {})))
     tokenizer = _tokenizer(model)
     tracing = Tracing.load(trace, settings.get("name", ""), tokenizer)

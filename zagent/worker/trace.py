@@ -108,7 +108,7 @@ class Tracing:
         """Hand on one event."""
         try:
             self._tracer.event(event)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a CancelledError would pass for the caller's own
             self._complain(str(event["kind"]), error)
 
     async def texts(self, prompt_ids: list[int], response_ids: list[int]) -> dict[str, str]:

@@ -112,6 +112,20 @@ def test_a_function_must_return_a_parsed_turn() -> None:
         parse("mine", "")
 
 
+@pytest.mark.parametrize("call", [FunctionCall("add", {"a": 1}), FunctionCall(None)], ids=repr)  # type: ignore[arg-type]
+def test_a_call_must_be_text(call: FunctionCall) -> None:
+    """Arguments are JSON text, not what that says."""
+    zagent.register_parser("mine")(lambda text, schemas: ParsedTurn(text, [call]))
+    with pytest.raises(LoopError, match="the parser gave a call whose name or arguments are no text: FunctionCall"):
+        parse("mine", "")
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    """The conversation has to cross the wire, and names and arguments are part of it."""
+    zagent.register_parser("mine")(lambda text, schemas: ParsedTurn(text, [FunctionCall("a\ud800", '"\udfff"')]))
+    assert parse("mine", "")[0].calls == [FunctionCall("a?", '"?"', "call00000")]
+
+
 def test_an_unknown_format_lists_the_known_ones() -> None:
     """At the start of a worker."""
     with pytest.raises(

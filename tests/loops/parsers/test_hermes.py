@@ -77,6 +77,29 @@ def test_a_call_that_cannot_be_read_is_told_and_its_siblings_are_kept(block: str
     assert turn.content == "x"
 
 
+def test_no_depth_of_arguments_raises() -> None:
+    """What Python's reader just takes, its writer may not."""
+    for depth in range(800, 1000):
+        (call,) = read_turn(f'<tool_call>{{"name": "deep", "arguments": {"[" * depth}{"]" * depth}}}</tool_call>').calls
+        assert call.name == "deep"
+        assert call.error in {None, "Error: the call of 'deep' is not valid JSON: nested too deeply"}
+
+
+def test_an_escaped_lone_surrogate_stays_one() -> None:
+    """As a character it would cross no wire."""
+    (call,) = read_turn(r'<tool_call>{"name": "add", "arguments": {"a": "é\ud800"}}</tool_call>').calls
+    assert call.arguments.encode() == rb'{"a": "\u00e9\ud800"}'
+    assert json.loads(call.arguments) == {"a": "é\ud800"}
+
+
+@pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>\n", "<tool_call></tool_call>"])
+def test_an_answer_of_bare_tags_takes_no_time(piece: str) -> None:
+    """A policy that repeats one token for ever: minutes on the event loop of all rows, if each tag looked at all."""
+    calls = read_turn(piece * 200_000).calls
+    assert len(calls) == 200_000
+    assert {call.error for call in calls[:-1]} == {"Error: a tool call is not valid JSON: there is none"}
+
+
 def test_half_a_call_at_the_end_is_an_error() -> None:
     """Unclosed, and its JSON too."""
     assert found(f'{ADD}<tool_call>{{"name": "add", "argum')[1][1].startswith("Error: the call of 'add' is not valid")

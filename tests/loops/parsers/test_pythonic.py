@@ -68,6 +68,23 @@ def test_something_else_in_the_list_is_told() -> None:
     assert found("[f(a=1), 3]") == [("f", {"a": 1}), ("", "Error: a tool call must be name(argument=value)")]
 
 
+def test_thousands_of_calls_take_no_time() -> None:
+    """Each quoted from where it stands: minutes, if each split the whole list into lines."""
+    calls = read_turn("[" + ",\r\n".join(["f(a='é', b=[\n1]), g(x)"] * 10_000) + "]").calls
+    assert {(call.name, call.arguments) for call in calls} == {("f", '{"a": "é", "b": [1]}'), ("g", "g(x)")}
+
+
+def test_an_escaped_lone_surrogate_stays_one() -> None:
+    """As a character it would cross no wire."""
+    assert read_turn(r"[f(a='\ud800')]").calls[0].arguments == r'{"a": "\ud800"}'
+
+
+def test_a_long_dotted_name_is_a_name() -> None:
+    """However deep Python's tree of it is."""
+    name = "f" + ".a" * 900
+    assert [call.name for call in read_turn(f"[{name}(a=1)]").calls] == [name]
+
+
 def test_an_unclosed_call_of_many_arguments_takes_no_time() -> None:
     """SGLang's own reader would take days."""
     assert read_turn("[f(" + "a=1, " * 5000).calls[0].error is not None

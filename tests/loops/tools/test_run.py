@@ -487,7 +487,10 @@ def test_a_classs_methods_may_be_synchronous() -> None:
     assert here not in threads
 
 
-@pytest.mark.parametrize("kwargs", ["text", [1], {"add": "text"}, {"add": [1]}])
+@pytest.mark.parametrize(
+    "kwargs",
+    ["text", [1], {"add": "text"}, {"add": [1]}, {"add": {"create_kwargs": "x"}}, {"add": {"release_kwargs": 1}}],
+)
 def test_tools_kwargs_of_another_form_fail_the_row(kwargs: Any) -> None:
     """The data set's fault is not told to the model as the tool's."""
     with pytest.raises(InputError, match="tools_kwargs must be a map"):

@@ -327,6 +327,8 @@ def test_a_row_chooses_its_tools() -> None:
         (["a", "z"], "tools: no tool 'z'; known: a, b"),
         ("a", "tools must be a list of names, got 'a'"),
         ([{"function": {}}], "tools must be a list of names"),
+        (5, "tools must be a list of names, got 5"),
+        ({"a": 1}, "tools must be a list of names, got {'a': 1}"),
     ],
 )
 def test_a_choice_that_cannot_be_is_the_rows_error(names: Any, told: str) -> None:

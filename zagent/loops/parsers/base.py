@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +28,17 @@ class ParsedTurn:
 
     content: str
     calls: list[FunctionCall] = field(default_factory=list)
+
+
+def json_text(value: Any, *, allow_nan: bool = True) -> str:
+    """``value`` as JSON for `FunctionCall.arguments`. Lone surrogates, which models write as escapes, stay escapes: as
+    characters they cross no wire. Raises as `json.dumps`."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=allow_nan)
+    return text
 
 
 class ToolParser(Protocol):

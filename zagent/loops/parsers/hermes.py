@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from zagent.loops.parsers.base import FunctionCall, ParsedTurn
+from zagent.loops.parsers.base import FunctionCall, ParsedTurn, json_text
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -38,26 +38,30 @@ def read_turn(text: str) -> ParsedTurn:
 
 def _read_block(text: str, start: int) -> tuple[list[FunctionCall], int]:
     """The calls of the block whose content begins at ``start``, and where the text goes on."""
+    begin = _skip_space(text, start)
+    if text.startswith("<", begin):  # json counts the lines up to each error: slow over thousands of bare tags
+        return _unreadable(text, start, "is not valid JSON: there is none")
     try:
-        value, end = _DECODER.raw_decode(text, _skip_space(text, start))
+        value, end = _DECODER.raw_decode(text, begin)
+        calls = _calls(value)  # written as JSON again: what was read at the depth that Python allows may be too deep
     except (ValueError, RecursionError) as error:
         return _unreadable(text, start, f"is not valid JSON: {_reason(error)}")
     end = _skip_space(text, end)
     if text.startswith(CLOSE, end):
-        return _calls(value), end + len(CLOSE)
+        return calls, end + len(CLOSE)
     if end == len(text) or text.startswith(OPEN, end):
-        return _calls(value), end
+        return calls, end
     return _unreadable(text, start, "is not valid JSON: more text after its end")
 
 
 def _unreadable(text: str, start: int, why: str) -> tuple[list[FunctionCall], int]:
     """One call with an error. It ends at the next tag: nothing tells which tags are inside a string."""
-    close, following = text.find(CLOSE, start), text.find(OPEN, start)
-    after = close + len(CLOSE) if close >= 0 else len(text)
-    if 0 <= following < after:
-        close, after = following, following
-    block = text[start : close if close >= 0 else len(text)]
-    return [unreadable_call(block, why)], after
+    following = text.find(OPEN, start)
+    end = after = following if following >= 0 else len(text)
+    close = text.find(CLOSE, start, end)  # no further: an answer may be thousands of opening tags
+    if close >= 0:
+        end, after = close, close + len(CLOSE)
+    return [unreadable_call(text[start:end], why)], after
 
 
 def unreadable_call(block: str, why: str) -> FunctionCall:
@@ -82,7 +86,7 @@ def _call(value: Any) -> FunctionCall:
 
 def _as_text(arguments: Any) -> str:
     """As JSON text; some models encode it twice."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return arguments if isinstance(arguments, str) else json_text(arguments)
 
 
 def _skip_space(text: str, position: int) -> int:

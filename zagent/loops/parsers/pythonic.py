@@ -7,12 +7,11 @@ bracket: days) and holds the engine's process meanwhile.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import warnings
 from typing import Any
 
-from zagent.loops.parsers.base import FunctionCall, ParsedTurn
+from zagent.loops.parsers.base import FunctionCall, ParsedTurn, json_text
 
 _MARKS = re.compile(r"<\|python_(?:start|end)\|>")
 _START = re.compile(r"\[\s*([A-Za-z_][\w.]*)\(\s*(?:\)|\w+\s*=)")
@@ -44,7 +43,21 @@ def read_turn(text: str) -> ParsedTurn:
         why = getattr(error, "msg", None) or type(error).__name__
         return ParsedTurn(around, [_unreadable(start[1], source, f"is not valid Python: {why}")])
     elements = tree.elts if isinstance(tree, ast.List) else [tree]
-    return ParsedTurn(around, [_call(element, source) for element in elements])
+    written = _Source(source)
+    return ParsedTurn(around, [_call(element, written) for element in elements])
+
+
+class _Source:
+    """What nodes were written as. `ast.get_source_segment` splits the whole source for each."""
+
+    def __init__(self, source: str) -> None:
+        self._bytes = source.encode()
+        self._lines = [0, *(end.end() for end in re.finditer(rb"\r\n|\r|\n", self._bytes))]
+
+    def of(self, node: ast.expr) -> str:
+        assert node.end_lineno is not None and node.end_col_offset is not None  # parsed from text
+        start = self._lines[node.lineno - 1] + node.col_offset
+        return self._bytes[start : self._lines[node.end_lineno - 1] + node.end_col_offset].decode()
 
 
 def _end_of_list(text: str, start: int) -> int:
@@ -66,16 +79,16 @@ def _end_of_list(text: str, start: int) -> int:
     return len(text)
 
 
-def _call(node: ast.expr, source: str) -> FunctionCall:
-    written = ast.get_source_segment(source, node) or source
+def _call(node: ast.expr, source: _Source) -> FunctionCall:
+    written = source.of(node)
     if not isinstance(node, ast.Call):
         return _unreadable("", written, "must be name(argument=value)")
-    name = ast.unparse(node.func)
+    name = source.of(node.func)
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return _unreadable(name, written, "must give every argument by its name")
     try:
         arguments = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
-        return FunctionCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        return FunctionCall(name, json_text(arguments, allow_nan=False))
     except (ValueError, TypeError, RecursionError) as error:
         return _unreadable(name, written, f"has a value that is not JSON: {error}")
 

@@ -97,7 +97,10 @@ class WithIds:
         """See `ToolParser`."""
         turn = await self._parser.parse(text, schemas)
         for call in turn.calls:
+            if not isinstance(call.name, str) or not isinstance(call.arguments, str):
+                raise LoopError(f"the parser gave a call whose name or arguments are no text: {call!r:.200}")
             self._name(call)
+            call.name, call.arguments = _encodable(call.name), _encodable(call.arguments)
         return turn
 
     def _name(self, call: FunctionCall) -> None:
@@ -105,3 +108,8 @@ class WithIds:
             call.id = f"call{self._made:05d}"
             self._made += 1
         self._used.add(call.id)
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates: the conversation has to cross the wire."""
+    return text.encode("utf-8", "replace").decode()

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 GRACE_S = 1.0
 RELEASE_TIMEOUT_S = 5.0
 
+#: What a tool's part of a row's `tools_kwargs` may hold for its methods; each a dict.
+METHOD_KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
+
 #: Releases under way; the event loop itself holds no reference to a task.
 _RELEASING: set[asyncio.Task[Any]] = set()
 

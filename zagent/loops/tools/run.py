@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from zagent.config import MultiTurnConfig
 from zagent.errors import InputError
 from zagent.loops.parsers.base import FunctionCall
 from zagent.loops.tools.base import BadArguments, ToolContext
-from zagent.loops.tools.lifecycle import TimedOut, invoke
+from zagent.loops.tools.lifecycle import METHOD_KWARGS, TimedOut, invoke
 from zagent.loops.tools.text import error_text, printable, truncate
 from zagent.loops.tools.toolbox import Toolbox
 from zagent.types import AgentLoopMetrics
@@ -83,7 +84,7 @@ def tools_kwargs(row: dict[str, Any], name: str) -> dict[str, Any]:
     """The part of the tool ``name`` of a row's `tools_kwargs`. Raises `InputError`."""
     found = row.get("tools_kwargs") or {}
     own = found.get(name) or {} if isinstance(found, dict) else None
-    if not isinstance(own, dict):
+    if not isinstance(own, dict) or not all(isinstance(own.get(key) or {}, dict) for key in METHOD_KWARGS):
         raise InputError(f"tools_kwargs must be a map {{tool: {{create_kwargs: …}}}}, got {found!r:.200}")
     return own
 
@@ -121,8 +122,20 @@ def _told(name: str, error: BaseException, timeout: float) -> str:
         return f"Error: tool {name!r} timed out after {timeout:g}s"
     if isinstance(error, BadArguments):
         return f"Error: arguments of {name!r} do not fit: {error}"
-    logger.info("tool %r failed", name, exc_info=error)
+    _log_once(name, error)
     return error_text(name, error)
+
+
+#: (tool, where it raised) of what has been logged: a broken tool fails thousands of times.
+_LOGGED: set[tuple[str, str]] = set()
+
+
+def _log_once(name: str, error: BaseException) -> None:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = (name, f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else repr(error))
+    if place not in _LOGGED:
+        _LOGGED.add(place)
+        logger.warning("tool %r failed (logged once per place)", name, exc_info=error)
 
 
 def _checked(toolbox: Toolbox, call: FunctionCall) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Toolbox:
         """The tools of a row (its `tools`); None: all of them. Raises `InputError`, which lists the names."""
         if names is None:
             return self
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise InputError(f"tools must be a list of names, got {names!r:.200}")
         for name in names:
             if name not in self._tools:
