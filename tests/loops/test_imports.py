@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zagent.errors import ConfigError, UnknownAgent
-from zagent.loops.imports import import_listed
+from zagent.loops.imports import find_object, import_listed
 from zagent.loops.registry import find_loop, register_file
 
 
@@ -68,3 +68,11 @@ def test_a_loop_file_names_the_entry_whose_target_is_broken(tmp_path: Path) -> N
     path.write_text("- {name: mine, _target_: no.such.Thing}\n")
     with pytest.raises(ConfigError, match=r"loops.yaml: entry 0 \('mine'\): ModuleNotFoundError: No module named 'no'"):
         register_file(path)
+
+
+def test_a_name_that_a_module_lacks_is_told_as_such() -> None:
+    """Not as a package that the module is not."""
+    with pytest.raises(
+        ConfigError, match=r"reward.function='string.nothing' cannot be imported: module 'string' has no"
+    ):
+        find_object("reward.function", "string.nothing")

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from support.outcomes import failed, ok
+from zagent.errors import InputError
 from zagent.trainer.progress import Progress, Tally, table
 from zagent.types import Outcome
 
@@ -129,3 +130,14 @@ def test_table_without_knowledge() -> None:
     assert "1 (none done, 1 not run)" in text
     assert "cached share    unknown" in text
     assert text.endswith("1         -       -")
+
+
+def test_different_messages_of_one_class_are_shown() -> None:
+    """Each once, the first five: one mistake must not hide another."""
+    progress = Progress(9, io.StringIO(), clock=lambda: 0.0)
+    for number, text in enumerate(["a", "b", "a", "c", "d", "e", "f"]):
+        progress.tally.add(Outcome(number, f"u{number}", 0, "failed", None, InputError(f"{text} is wrong\nmore")))
+    shown = table(progress, {})
+    assert "7 × InputError, first uid u0: a is wrong" in shown
+    assert [line.split()[1] for line in shown.splitlines() if "also:" in line] == ["b", "c", "d", "e"]
+    assert "more" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from importlib import import_module
 from types import ModuleType
@@ -52,7 +53,8 @@ def why(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(p in f.filename for p in _NOT_THE_USERS)]
     said = "".join(traceback.format_exception_only(error)).strip()
     if not frames and not isinstance(error, SyntaxError):
-        return said
+        missing = re.search(r"No module named '(.+)\.(\w+)'; '\1' is not a package", said)
+        return f"module {missing[1]!r} has no {missing[2]!r}" if missing else said
     return (
         f"{said.splitlines()[-1]}\nTraceback (most recent call last):\n" + "".join(traceback.format_list(frames)) + said
     )

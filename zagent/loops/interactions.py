@@ -126,7 +126,7 @@ def load_interactions(path: str | os.PathLike[str] | None) -> dict[str, BaseInte
         ConfigError: names the file, the entry and what is wrong with it.
     """
     found: dict[str, BaseInteraction] = {}
-    key = "multi_turn.interaction_config_path"
+    key = "rollout.multi_turn.interaction_config_path"
     for number, entry in enumerate(load_entries(path, "interaction", of=key) if path else ()):
         where = f"{key}={os.fspath(path or '')!r}: interaction {number}"
         if "class_name" not in entry:

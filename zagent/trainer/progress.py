@@ -17,7 +17,24 @@ from zagent.types import Outcome
 
 #: Seconds between plain lines; the bar is redrawn every second, so that a stall shows.
 PLAIN_INTERVAL_S = 5.0
+#: Different messages shown of one class of error.
+TEXTS_SHOWN = 5
 BAR_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class Failures:
+    """Rows that failed with one class of error: the first one's uid, and the first lines of the messages, each once."""
+
+    uid: Any
+    count: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        line = text.splitlines()[0] if text else ""
+        if line not in self.texts and len(self.texts) < TEXTS_SHOWN:
+            self.texts.append(line)
 
 
 @dataclass(slots=True)
@@ -33,8 +50,8 @@ class Tally:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    #: By error class: how many rows, and the first one's uid and message.
-    errors: dict[str, tuple[int, Any, str]] = field(default_factory=dict)
+    #: By error class.
+    errors: dict[str, Failures] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -53,9 +70,8 @@ class Tally:
     def add(self, outcome: Outcome) -> None:
         self.statuses[outcome.status] += 1
         if outcome.error is not None:
-            kind = type(outcome.error).__name__
-            count, uid, text = self.errors.get(kind, (0, outcome.uid, str(outcome.error)))
-            self.errors[kind] = (count + 1, uid, text)
+            failures = self.errors.setdefault(type(outcome.error).__name__, Failures(outcome.uid))
+            failures.add(str(outcome.error))
         output = outcome.output
         if output is None:
             return
@@ -151,8 +167,10 @@ def table(progress: Progress, engines: Mapping[str, Mapping[str, Any]]) -> str:
         ("tokens/s", f"{progress.tokens_per_s:.1f}"),
         ("cached share", "unknown" if share is None else f"{share:.1%} of prompt tokens"),
     ]
-    for kind, (count, uid, text) in sorted(tally.errors.items()):
-        facts.append(("failed", f"{count} × {kind}, first uid {uid}: {text.splitlines()[0] if text else ''}"))
+    for kind, failures in sorted(tally.errors.items()):
+        first, *others = failures.texts
+        facts.append(("failed", f"{failures.count} × {kind}, first uid {failures.uid}: {first}"))
+        facts.extend(("", f"    also: {text}") for text in others)
     lines = [f"{name:<16}{value}" for name, value in facts]
     return "\n".join([*lines, *_engine_lines(engines)])
 
