@@ -47,8 +47,8 @@ class Countdown:
 
     def close(self) -> None:
         self.closed += 1
-        if self.odd.get("bad_close"):
-            raise RuntimeError("stuck")
+        if bad := self.odd.get("bad_close"):
+            raise RuntimeError("stuck") if bad is True else bad
 
 
 class Slow:
@@ -127,9 +127,15 @@ def test_limits_end_the_game() -> None:
     assert list(output.response_mask) == [1, 1]
 
 
-@pytest.mark.parametrize("given", ["text", ("text", 1.0), (3, 1.0, True, False, {}), ("text", "x", True, False, {})])
+STEPS = [
+    *("text", ("text", 1.0), (3, 1.0, True, False, {}), ("text", "x", True, False, {})),
+    *(("text", reward, True, False, {}) for reward in (float("nan"), float("inf"), 10**400)),
+]
+
+
+@pytest.mark.parametrize("given", STEPS, ids=lambda given: repr(given)[:40])
 def test_a_step_of_another_form_fails_the_row(given: Any) -> None:
-    """Named, and the environment is closed."""
+    """Named, and the environment is closed; a reward that is not finite would spoil the training."""
     with pytest.raises(LoopError, match="step must give"):
         play("1", env_kwargs={"step": given})
     assert MADE[-1].closed == 1
@@ -151,7 +157,19 @@ def test_an_environment_that_hangs_is_given_up() -> None:
     assert Slow.closed
 
 
-@pytest.mark.parametrize("name", [None, "nowhere", 7])
+def test_a_lone_surrogate_is_a_question_mark() -> None:
+    """No tokenizer takes one."""
+    output, _, _ = play("1", "1", env_kwargs={"step": ("a\ud800", 1.0, False, False, {})}, limits={"max_user_turns": 1})
+    assert [m["content"] for m in output.extra_fields["messages"]][-2] == "a?"
+
+
+def test_a_close_that_exits_hides_nothing() -> None:
+    """As one that raises."""
+    output, _, env = play("3", env_kwargs={"bad_close": SystemExit(1)})
+    assert (output.reward_score, env.closed) == (3.0, 1)
+
+
+@pytest.mark.parametrize("name", [None, "nowhere", 7, ["countdown"]])
 def test_an_unknown_environment_lists_the_known(name: Any) -> None:
     """By registered name or dotted path."""
     with pytest.raises(InputError, match="countdown"):

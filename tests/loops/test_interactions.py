@@ -144,6 +144,45 @@ def test_a_reply_of_another_form_fails_the_row() -> None:
         play(Odd({"name": "odd"}), "5", row={"interaction_kwargs": {}})
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), 10**400, "much"], ids=lambda score: repr(score)[:20])
+def test_a_score_that_is_no_finite_number_fails_the_row(score: Any) -> None:
+    """It would spoil the training."""
+
+    class Odd(Guess):
+        async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+            return True, "text", score, {}
+
+    with pytest.raises(LoopError, match=r"guess.*generate_response must give"):
+        play(Odd({"name": "guess"}), "5")
+
+
+def test_a_lone_surrogate_is_a_question_mark() -> None:
+    """No tokenizer takes one, and no wire."""
+
+    class Odd(Guess):
+        async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+            return True, "a\ud800", 1.0, {}
+
+    assert play(Odd({"name": "guess"}), "5")[0].extra_fields["messages"][-1]["content"] == "a?"
+
+
+@pytest.mark.parametrize("end", [SystemExit(1), None], ids=["exits", "hangs"])
+def test_a_bad_end_is_only_logged(
+    end: BaseException | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row's outcome is decided, and soon."""
+    monkeypatch.setattr("zagent.loops.interactions.RELEASE_TIMEOUT_S", 0.05)
+
+    class Bad(Guess):
+        async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+            if end is not None:
+                raise end
+            await asyncio.Event().wait()
+
+    assert play(Bad({"name": "guess"}), "7")[0].extra_fields["turn_scores"] == [1.0]
+    assert "finalize_interaction failed" in caplog.text
+
+
 def test_the_only_interaction_need_not_be_named() -> None:
     """Of several, one must be; unknown names list the known ones (pitfall E12). A row that asks for none has none."""
     one, two = Guess({"name": "one"}), Guess({"name": "two"})
@@ -206,6 +245,7 @@ def test_interactions_come_from_a_file(tmp_path: Path) -> None:
         ),
         ("interactions: []", "key 'interaction'"),
         ("interaction: 3", "must be a list"),
+        ("interaction: &x [*x]", "cannot be read: an entry contains itself"),
     ],
 )
 def test_a_broken_file_is_a_config_error(tmp_path: Path, text: str, said: str) -> None:

@@ -12,9 +12,9 @@ import pytest
 import zagent
 from support.scripted_llm import ScriptedLLM
 from zagent.config import MultiTurnConfig, RolloutConfig
-from zagent.errors import PromptTooLong, TemplateError
+from zagent.errors import InputError, PromptTooLong, TemplateError
 from zagent.loops.base import TrainerConfig
-from zagent.loops.tool import ToolAgentLoop
+from zagent.loops.tool import ToolAgentLoop, check_choice
 from zagent.loops.tools import Toolbox, ToolContext
 from zagent.tiny.tokenizer import build
 from zagent.types import AgentLoopOutput, TokenOutput
@@ -316,3 +316,18 @@ def test_generating_time_is_left_to_the_engine_calls() -> None:
     run = Run(call("add", a=2, b=3), "Five.")
     assert run.output.metrics.generate_sequences == 0
     assert run.output.metrics.tool_calls > 0
+
+
+@pytest.mark.parametrize("column", ["add", 5, [1, "add"], {"add": 1}])
+def test_a_choice_that_is_no_list_of_names_is_refused(column: Any) -> None:
+    """Or the row would run with all tools."""
+    with pytest.raises(InputError, match="column tools must be a list of names"):
+        Run("Hi.", row={"tools": column})
+
+
+def test_a_choice_among_no_tools_is_refused() -> None:
+    """A forgotten `rollout.imports`, say; schemas are the business of other loops, and [] chooses none."""
+    with pytest.raises(InputError, match="no tool is configured"):
+        check_choice(["add"], None)
+    for column in (None, [], [{"type": "function"}]):
+        check_choice(column, None)

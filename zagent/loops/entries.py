@@ -24,6 +24,10 @@ def load_entries(path: str | os.PathLike[str], key: str = "", *, of: str) -> lis
         loaded = OmegaConf.to_container(OmegaConf.load(os.fspath(path)), resolve=True)
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{name} cannot be read: an entry contains itself, or entries are nested too deeply"
+        ) from error
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{name} cannot be read: {error}") from error
     if key:

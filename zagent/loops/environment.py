@@ -12,6 +12,7 @@ from zagent.errors import InputError, LoopError, UnknownAgent
 from zagent.loops.imports import why
 from zagent.loops.multi_turn import Message, MultiTurnLoop
 from zagent.loops.registry import register
+from zagent.loops.tools.text import finite, printable
 from zagent.loops.tools.threads import call
 from zagent.types import AgentLoopOutput
 
@@ -54,7 +55,7 @@ def register_env(name: str) -> Callable[[Made], Made]:
 
 def find_env(name: Any) -> Callable[..., Any]:
     """The environment's factory, by registered name or dotted path. Raises `InputError`, listing the known names."""
-    if name in _REGISTRY:
+    if isinstance(name, str) and name in _REGISTRY:
         return _REGISTRY[name]
     if not isinstance(name, str) or "." not in name:
         raise InputError(
@@ -129,7 +130,7 @@ class EnvAgentLoop(MultiTurnLoop):
             return
         try:
             await self._call(close)
-        except Exception:  # the row's outcome is decided
+        except (Exception, SystemExit):  # the row's outcome is decided
             logger.exception("%s: the environment's close() failed", self.row_name)
 
 
@@ -151,14 +152,15 @@ def _first(given: Any) -> str:
         observation = given
     if not isinstance(observation, str):
         raise LoopError(f"environment: reset must give (text, info), got {given!r:.200}")
-    return observation
+    return printable(observation)
 
 
 def _step(given: Any) -> Step:
     try:
         observation, reward, terminated, truncated, info = given
         if isinstance(observation, str):
-            return Step(observation, float(reward), bool(terminated) or bool(truncated), dict(info or {}))
+            done = bool(terminated) or bool(truncated)
+            return Step(printable(observation), finite(reward), done, dict(info or {}))
     except (TypeError, ValueError):
         pass
     raise LoopError(f"environment: step must give (text, reward, terminated, truncated, info), got {given!r:.200}")

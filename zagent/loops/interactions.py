@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -13,6 +14,8 @@ from uuid import uuid4
 from zagent.errors import ConfigError, InputError, LoopError
 from zagent.loops.entries import load_entries
 from zagent.loops.imports import why
+from zagent.loops.tools.lifecycle import RELEASE_TIMEOUT_S
+from zagent.loops.tools.text import finite, printable
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +93,11 @@ class InteractionRun:
         given = await self._interaction.generate_response(self._id, messages, **self._kwargs)
         try:
             done, text, score, _ = given
-            return UserReply(bool(done), _text(text), float(score))
+            return UserReply(bool(done), _text(text), finite(score))
         except (TypeError, ValueError) as error:
             raise LoopError(
                 f"interaction {self._interaction.name!r}: generate_response must give (bool, text, float, dict), "
-                f"got {given!r:.200}"
+                f"got {given!r:.200}: {error}"
             ) from error
 
     async def score(self) -> float | None:
@@ -108,15 +111,16 @@ class InteractionRun:
         if self._interaction is None or self._id is None:
             return
         try:
-            await self._interaction.finalize_interaction(self._id, **self._kwargs)
-        except Exception:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await self._interaction.finalize_interaction(self._id, **self._kwargs)
+        except (Exception, SystemExit):
             logger.exception("interaction %r: finalize_interaction failed", self._interaction.name)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("a reply is text")
-    return value
+    return printable(value)
 
 
 def load_interactions(path: str | os.PathLike[str] | None) -> dict[str, BaseInteraction]:

@@ -20,7 +20,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from zagent.errors import TemplateError
-from zagent.loops.dummies import ANSWER, USER, Exchange, Message, exchanges, shape, with_probes
+from zagent.loops.dummies import ANSWER, PROBE, USER, Exchange, Message, exchanges, shape, with_probes
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,9 @@ class Seams:
         return tail
 
     def _check_kept(self, messages: Sequence[Message], roles: Mapping[str, str], text: str) -> None:
-        dropped = {role for probe, role in roles.items() if probe not in text}
+        starts, lengths = [found.start() for found in re.finditer(PROBE, text)], {len(probe) for probe in roles}
+        present = {text[start : start + length] for start in starts for length in lengths}
+        dropped = {role for probe, role in roles.items() if probe not in present}
         if dropped:
             raise self._error(messages, f"it drops the text of role {', '.join(sorted(dropped))}")
 

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from zagent.errors import InputError
 from zagent.loops.interactions import BaseInteraction, InteractionRun, choose
 from zagent.loops.multi_turn import Dialogue, MultiTurnLoop
 from zagent.loops.parsers import FunctionCall, find_parser
 from zagent.loops.registry import register
-from zagent.loops.tools import ToolContext, ToolResult, run_calls
+from zagent.loops.tools import Toolbox, ToolContext, ToolResult, run_calls
 from zagent.types import AgentLoopOutput
 
 
@@ -37,6 +38,7 @@ class ToolAgentLoop(MultiTurnLoop):
     interactions: Mapping[str, BaseInteraction] = {}
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        check_choice(kwargs.get("tools"), self.tools)
         self._params, self._row = sampling_params, kwargs
         self._parser = find_parser(self.rollout_config.multi_turn.format, self.server_manager)
         self._calls: list[FunctionCall] = []
@@ -109,6 +111,18 @@ class ToolAgentLoop(MultiTurnLoop):
         if not await self.tell(dialogue, [reply.message()]):
             return State.TERMINATED
         return State.TERMINATED if dialogue.trajectory.full else State.GENERATING
+
+
+def check_choice(column: Any, chosen: Toolbox | None) -> None:
+    """Raise `InputError` where a row's column `tools` is no list of names (or of schemas, which are not looked at), or
+    names tools though there are none: it would silently run with others, or without."""
+    entries = list(column) if isinstance(column, (list, tuple)) else None
+    names = entries is not None and all(isinstance(entry, str) for entry in entries)
+    schemas = entries is not None and all(isinstance(entry, Mapping) for entry in entries)
+    if column is not None and not names and not schemas:
+        raise InputError(f"column tools must be a list of names, got {column!r:.200}")
+    if entries and names and chosen is None:
+        raise InputError(f"column tools names {entries!r:.200}, and no tool is configured")
 
 
 def _event(result: ToolResult) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_something_else_in_the_list_is_told() -> None:
 
 def test_thousands_of_calls_take_no_time() -> None:
     """Each quoted from where it stands: minutes, if each split the whole list into lines."""
-    calls = read_turn("[" + ",\r\n".join(["f(a='é', b=[\n1]), g(x)"] * 10_000) + "]").calls
+    calls = read_turn("[" + ",\r".join(["f(a='é', b=[\n1]),\r\n g(x)"] * 10_000) + "]").calls
     assert {(call.name, call.arguments) for call in calls} == {("f", '{"a": "é", "b": [1]}'), ("g", "g(x)")}
 
 

@@ -53,6 +53,17 @@ def as_reward(reward: Any) -> float:
     return number
 
 
+def finite(value: Any) -> float:
+    """``value`` as a finite float. Raises `TypeError` or `ValueError`."""
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError("an integer beyond all floats") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
+
+
 def as_metrics(metrics: Any) -> dict[str, Any]:
     """A dict of its own. Raises `TypeError`."""
     if metrics is None:
