@@ -92,7 +92,7 @@ def test_light_tokenizer_equals_the_engines(engine: dict[str, Any]) -> None:
         ("stop_id", "InvalidRequest", "stop_token_ids"),
         ("regex", "InvalidRequest", "regex"),
         ("stop_regex", "InvalidRequest", "unterminated subpattern"),
-        ("image", "InvalidRequest", "neither images nor videos"),
+        ("image", "InvalidRequest", "takes no images"),
     ],
 )
 def test_wrong_call_fails_alone(engine: dict[str, Any], case: str, kind: str, text: str) -> None:
