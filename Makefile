@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test check format clean
 
-# Real SGLang on whatever this machine has, with a small chat model.
+# Real SGLang on whatever this machine has: a tiny model answers with a calculator, and everything is checked.
 demo: .venv/ready
 	$(BIN)/python -m zagent.launch --demo
 

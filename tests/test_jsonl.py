@@ -34,3 +34,11 @@ def test_values_become_strict_json(value: Any, expected: Any) -> None:
 def test_a_line_is_one_line() -> None:
     """Newlines in text are escaped; other letters stay readable."""
     assert json_line({"text": "a\nb é", "x": float("nan")}) == '{"text": "a\\nb é", "x": null}\n'
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\x0b", "\x1c", "\n", "\r"])
+def test_a_line_is_one_line_to_every_reader(end: str) -> None:
+    """A model may say what others take for the end of a line."""
+    line = json_line({"text": f"a{end}b", f"k{end}": 1})
+    assert line.splitlines() == [line.removesuffix("\n")]
+    assert json.loads(line) == {"text": f"a{end}b", f"k{end}": 1}

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+#: Characters that JSON may hold as they are, and that `str.splitlines` and some editors take for the end of a line.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
 
 def json_line(value: Any) -> str:
     """``value`` as one line of JSON, with its newline. NaN and infinities are null; see `to_json`."""
-    return json.dumps(to_json(value), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_json(value), ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS) + "\n"
 
 
 def to_json(value: Any) -> Any:
