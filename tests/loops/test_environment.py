@@ -12,7 +12,7 @@ import pytest
 import zagent
 from support.scripted_llm import ScriptedLLM
 from zagent.config import MultiTurnConfig, RolloutConfig
-from zagent.errors import InputError, LoopError, UnknownAgent
+from zagent.errors import DeadlineExceeded, InputError, LoopError, UnknownAgent
 from zagent.loops.base import TrainerConfig
 from zagent.loops.environment import EnvAgentLoop, find_env, with_observation
 from zagent.tiny.tokenizer import build
@@ -152,7 +152,7 @@ def test_an_environment_that_hangs_is_given_up() -> None:
     """After `multi_turn.tool_timeout`, and closed."""
     llm = ScriptedLLM(TOKENIZER, "1")
     loop = loop_on(llm, tool_timeout=0.05)
-    with pytest.raises(LoopError, match=r"Slow.*took longer than 0.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"Slow.*took longer than 0.05 s"):
         asyncio.run(loop.run({}, raw_prompt=PROMPT, env=f"{__name__}.Slow"))
     assert Slow.closed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import zagent
 from support.scripted_llm import ScriptedLLM
 from zagent.config import MultiTurnConfig, RolloutConfig
-from zagent.errors import ConfigError, InputError, LoopError
+from zagent.errors import ConfigError, DeadlineExceeded, InputError, LoopError
 from zagent.loops.base import TrainerConfig
 from zagent.loops.interactions import BaseInteraction, choose, load_interactions
 from zagent.loops.tool import ToolAgentLoop
@@ -261,3 +262,28 @@ def test_a_broken_file_is_a_config_error(tmp_path: Path, text: str, said: str) -
 def test_the_base_class_is_public() -> None:
     """Users derive from it."""
     assert zagent.BaseInteraction is BaseInteraction
+
+
+def test_an_interaction_that_hangs_fails_the_row_in_time() -> None:
+    """After `multi_turn.tool_timeout`, by its name, and it is finalized."""
+
+    class Hangs(Guess):
+        async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+            await asyncio.Event().wait()
+
+    hangs = Hangs({"name": "guess"})
+    with pytest.raises(DeadlineExceeded, match=r"interaction 'guess': generate_response took longer than 0\.05 s"):
+        play(hangs, "5", tool_timeout=0.05)
+    assert len(hangs.finalized) == 1
+
+
+def test_plain_methods_run_in_a_thread() -> None:
+    """As those of tools and environments."""
+
+    class Plain(Guess):
+        def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            assert threading.current_thread() is not threading.main_thread()
+            return True, "done", 1.0, {}
+
+    output, _ = play(Plain({"name": "guess"}), "5")
+    assert output.extra_fields["turn_scores"] == [1.0]

@@ -28,11 +28,11 @@ from zagent.errors import (
 )
 from zagent.loops import registry
 from zagent.loops.base import AgentLoopBase, TrainerConfig
+from zagent.loops.limited import CANCEL_GRACE_S
 from zagent.loops.registry import find_loop, register
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput, TokenOutput
 from zagent.wire.codec import decode_body, encode_body
 from zagent.wire.messages import Call
-from zagent.worker.limited import CANCEL_GRACE_S
 from zagent.worker.runner import AgentLoopWorker
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from zagent.errors import InputError, LoopError, UnknownAgent
 from zagent.loops.imports import why
+from zagent.loops.limited import limited
 from zagent.loops.multi_turn import Message, MultiTurnLoop
 from zagent.loops.registry import register
 from zagent.loops.tools.text import finite, printable
@@ -112,17 +112,8 @@ class EnvAgentLoop(MultiTurnLoop):
         return await self.finish(dialogue, None if score is None else float(score), env_info=info)
 
     async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        limit = self.rollout_config.multi_turn.tool_timeout
-        try:
-            async with asyncio.timeout(limit) as clock:
-                return await call(method, *args, **kwargs)
-        except TimeoutError as error:
-            if clock.expired():
-                name = getattr(method, "__qualname__", repr(method))
-                raise LoopError(
-                    f"environment: {name} took longer than {limit:g} s (multi_turn.tool_timeout)"
-                ) from error
-            raise
+        what = f"environment: {getattr(method, '__qualname__', repr(method))}"
+        return await limited(call(method, *args, **kwargs), self.rollout_config.multi_turn.tool_timeout, what)
 
     async def _close(self, env: Any) -> None:
         close = getattr(env, "close", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -14,14 +13,18 @@ from uuid import uuid4
 from zagent.errors import ConfigError, InputError, LoopError
 from zagent.loops.entries import load_entries
 from zagent.loops.imports import why
+from zagent.loops.limited import limited
 from zagent.loops.tools.lifecycle import RELEASE_TIMEOUT_S
 from zagent.loops.tools.text import finite, printable
+from zagent.loops.tools.threads import call
 
 logger = logging.getLogger(__name__)
 
 
 class BaseInteraction(ABC):
     """Answers the model as the user. One object per worker; each trajectory is an instance of it, by id.
+
+    Methods may be plain functions (run in a thread), and take `multi_turn.tool_timeout` seconds at most.
 
     Args:
         config: `config` of its entry, with `name` in it.
@@ -70,8 +73,10 @@ class UserReply:
 class InteractionRun:
     """One trajectory's interaction, or none (falsy)."""
 
-    def __init__(self, interaction: BaseInteraction | None, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, interaction: BaseInteraction | None, kwargs: Mapping[str, Any], timeout: float) -> None:
+        """``timeout``: seconds that one of its methods may take."""
         self._interaction = interaction
+        self._timeout = timeout
         self._kwargs = dict(kwargs)
         self._id: str | None = None
 
@@ -81,7 +86,7 @@ class InteractionRun:
     async def start(self) -> None:
         """Begin, if there is one."""
         if self._interaction is not None:
-            self._id = await self._interaction.start_interaction(uuid4().hex, **self._kwargs)
+            self._id = await self._call("start_interaction", uuid4().hex)
             if self._id is None:
                 raise LoopError(
                     f"interaction {self._interaction.name!r}: start_interaction must return its instance's id"
@@ -90,7 +95,7 @@ class InteractionRun:
     async def reply(self, messages: list[dict[str, Any]]) -> UserReply:
         """Its answer to ``messages``. Raises `LoopError` where it gives anything else than what it should."""
         assert self._interaction is not None and self._id is not None
-        given = await self._interaction.generate_response(self._id, messages, **self._kwargs)
+        given = await self._call("generate_response", self._id, messages)
         try:
             done, text, score, _ = given
             return UserReply(bool(done), _text(text), finite(score))
@@ -104,17 +109,23 @@ class InteractionRun:
         """The trajectory's score, if the interaction gives one."""
         if self._interaction is None or self._id is None:
             return None
-        return await self._interaction.calculate_score(self._id, **self._kwargs)
+        score: float | None = await self._call("calculate_score", self._id)
+        return score
 
     async def finalize(self) -> None:
         """End what was started; what goes wrong is logged, since the row's outcome is decided."""
         if self._interaction is None or self._id is None:
             return
         try:
-            async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await self._interaction.finalize_interaction(self._id, **self._kwargs)
+            await self._call("finalize_interaction", self._id, timeout=RELEASE_TIMEOUT_S)
         except (Exception, SystemExit):
             logger.exception("interaction %r: finalize_interaction failed", self._interaction.name)
+
+    async def _call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        function = getattr(self._interaction, method)
+        what = f"interaction {self._interaction.name!r}: {method}" if self._interaction else method
+        limit = self._timeout if timeout is None else timeout
+        return await limited(call(function, *args, **self._kwargs), limit, what)
 
 
 def _text(value: Any) -> str:

@@ -42,7 +42,9 @@ class ToolAgentLoop(MultiTurnLoop):
         self._params, self._row = sampling_params, kwargs
         self._parser = find_parser(self.rollout_config.multi_turn.format, self.server_manager)
         self._calls: list[FunctionCall] = []
-        self._interaction = InteractionRun(*choose(self.interactions, kwargs))
+        self._interaction = InteractionRun(
+            *choose(self.interactions, kwargs), self.rollout_config.multi_turn.tool_timeout
+        )
         self._shared: dict[str, Any] = {}
         dialogue = await self.open(kwargs["raw_prompt"], self._schemas())
         steps: dict[State, Callable[[Dialogue], Awaitable[State]]] = {

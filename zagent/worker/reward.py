@@ -13,11 +13,11 @@ from typing import Any
 from zagent.config import RewardConfig
 from zagent.errors import ConfigError, RewardError
 from zagent.loops.imports import find_object
+from zagent.loops.limited import limited
 from zagent.loops.threads import Threads
 from zagent.types import RESERVED_COLUMNS, AgentLoopOutput
 from zagent.wire.codec import decode_body, encode_body
 from zagent.worker.checks import finite_score
-from zagent.worker.limited import limited
 from zagent.worker.trace import named
 
 #: Keyword arguments on offer: verl's four, and more for functions that name them.

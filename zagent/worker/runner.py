@@ -19,13 +19,13 @@ from zagent.client.services import Services
 from zagent.errors import LoopError, ZagentError, to_wire
 from zagent.loops.base import AgentLoopBase, TrainerConfig
 from zagent.loops.interactions import BaseInteraction
+from zagent.loops.limited import limited
 from zagent.loops.registry import build_loop
 from zagent.loops.tokenizer import in_tokenizer_thread
 from zagent.loops.tools import Toolbox
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput
 from zagent.worker.checks import check_encodes, check_output, refused_output
 from zagent.worker.equip import equip, select
-from zagent.worker.limited import limited
 from zagent.worker.reward import Finished, Reward
 from zagent.worker.sample_llm import SampleServerManager
 from zagent.worker.sampled import Sampled, response_versions

@@ -14,10 +14,10 @@ from zagent.config import TraceConfig
 from zagent.errors import ConfigError
 from zagent.jsonl import json_line
 from zagent.loops.imports import find_object, why
+from zagent.loops.limited import limited
 from zagent.loops.registry import accepted
 from zagent.loops.tokenizer import in_tokenizer_thread
 from zagent.types import Ids, TokenOutput
-from zagent.worker.limited import limited
 
 logger = logging.getLogger(__name__)
 
