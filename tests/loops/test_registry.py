@@ -90,7 +90,7 @@ def test_a_dotted_path_is_a_name_too(module: Path) -> None:
         ("mine.Nobody", "cannot be imported"),
         ("nowhere.at.all", "cannot be imported"),
         ("broken_mine.Loop", "no_such_module_anywhere"),
-        ("mine.number", "is a int, not a class"),
+        ("mine.number", "is a int, neither class nor function"),
     ],
 )
 def test_a_dotted_path_that_leads_nowhere_says_why(path: str, text: str, module: Path) -> None:

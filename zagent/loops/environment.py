@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from zagent.errors import InputError, LoopError, UnknownAgent
-from zagent.loops.imports import why
+from zagent.errors import InputError, LoopError
+from zagent.loops.imports import find_named
 from zagent.loops.limited import limited
 from zagent.loops.multi_turn import Message, MultiTurnLoop
 from zagent.loops.registry import register
@@ -61,15 +61,7 @@ def find_env(name: Any) -> Callable[..., Any]:
         raise InputError(
             f"column env: no environment {name!r}; known: {', '.join(sorted(_REGISTRY)) or 'none'}, or a dotted path"
         )
-    from hydra.utils import get_object
-
-    try:
-        found = get_object(name)
-    except Exception as error:  # whatever the user's module raises
-        raise UnknownAgent(f"environment {name!r} cannot be imported: {why(error)}") from error
-    if not callable(found):
-        raise InputError(f"environment {name!r} is a {type(found).__name__}, not a class")
-    return found  # type: ignore[no-any-return]
+    return find_named(f"environment {name!r}", name, InputError)  # type: ignore[no-any-return]
 
 
 @register("env_agent")

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from zagent.errors import ConfigError
+from zagent.errors import CallerError, ConfigError
 
 #: Frames on the way to the user's module, and in hydra, which looks it up for us.
 _NOT_THE_USERS = ("<frozen importlib", "/importlib/__init__.py", "/hydra/_internal/", "/hydra/utils.py", __file__)
@@ -27,19 +27,25 @@ def import_listed(name: str) -> ModuleType:
 
 
 def find_object(key: str, path: str) -> Any:
-    """The class or function at the dotted ``path`` that the configuration's ``key`` names.
+    """The class or function at the dotted ``path`` that the configuration's ``key`` names. Raises `ConfigError` as
+    `find_named` does."""
+    return find_named(f"{key}={path!r}", path, ConfigError)
+
+
+def find_named(what: str, path: str, error_class: type[CallerError]) -> Any:
+    """The class or function at the dotted ``path``, which errors call ``what``.
 
     Raises:
-        ConfigError: there is none, or it cannot be called; with the traceback of the user's code.
+        CallerError: an ``error_class``: there is none, or it cannot be called; with the traceback of the user's code.
     """
     from hydra.utils import get_object
 
     try:
         found = get_object(path)
     except (Exception, SystemExit) as error:  # hydra wraps import errors of all kinds
-        raise ConfigError(f"{key}={path!r} cannot be imported: {why(error)}") from error
+        raise error_class(f"{what} cannot be imported: {why(error)}") from error
     if not callable(found):
-        raise ConfigError(f"{key}={path!r} is a {type(found).__name__}, neither class nor function")
+        raise error_class(f"{what} is a {type(found).__name__}, neither class nor function")
     return found
 
 

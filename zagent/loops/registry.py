@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from zagent.errors import ConfigError, UnknownAgent
 from zagent.loops.entries import load_entries
-from zagent.loops.imports import why
+from zagent.loops.imports import find_named, why
 
 Loop = TypeVar("Loop", bound=type)
 
@@ -80,15 +80,7 @@ def find_loop(name: str) -> Callable[..., Any]:
             f"no agent loop {name!r}; known: {known}. A loop of your own is registered in a module that "
             "rollout.imports lists"
         )
-    from hydra.utils import get_object
-
-    try:
-        found = get_object(name)
-    except Exception as error:  # hydra wraps import errors of all kinds
-        raise UnknownAgent(f"agent loop {name!r} cannot be imported: {why(error)}") from error
-    if not callable(found):
-        raise UnknownAgent(f"agent loop {name!r} is a {type(found).__name__}, not a class")
-    return found  # type: ignore[no-any-return]
+    return find_named(f"agent loop {name!r}", name, UnknownAgent)  # type: ignore[no-any-return]
 
 
 def build_loop(name: str, keywords: Mapping[str, Any]) -> Any:
