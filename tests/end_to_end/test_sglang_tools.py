@@ -73,7 +73,7 @@ def cached_shares(place: Path, prefix: str) -> list[float]:
 def test_later_turns_find_the_turn_before_in_the_cache(
     manager: zagent.AgentLoopManager, place: Path, two_steps: list[Question]
 ) -> None:
-    """32 trajectories of three turns: at least 95 % of it, with sticky sessions; without them, less."""
+    """32 trajectories of three turns: at least 95 % of it with sticky sessions; less where turns change engines."""
     outcomes = run(manager, two_steps, "sticky", "tool_agent")
     assert [outcome.error for outcome in outcomes] == [None] * ROWS
     turns = [outcome.output.num_turns for outcome in outcomes if outcome.output]
@@ -81,7 +81,7 @@ def test_later_turns_find_the_turn_before_in_the_cache(
     run(manager, two_steps, "scattered", "scattered_agent")
     sticky, scattered = cached_shares(place, "sticky"), cached_shares(place, "scattered")
     print(f"cached share of the turn before: sticky {min(sticky):.1%} at least, {np.mean(sticky):.1%} on average; ")
-    print(f"without sessions {np.mean(scattered):.1%} on average")
+    print(f"on the other engine {np.mean(scattered):.1%} on average")
     assert len(sticky) >= 2 * (ROWS - 3)
     assert min(sticky) >= 0.95
     assert np.mean(scattered) < np.mean(sticky)
