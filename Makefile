@@ -2,22 +2,34 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check chaos soak format clean
 
 # Real SGLang on whatever this machine has: a tiny model answers with a calculator, and everything is checked.
 demo: .venv/ready
 	$(BIN)/python -m zagent.launch --demo
 
-# Everything: `check`, then real processes, real sockets and real SGLang.
+# Everything: `check`, then real processes, real sockets and real SGLang, and a short form of `chaos`.
 test: check
-	$(BIN)/python -m pytest tests/end_to_end
+	$(BIN)/python -m pytest tests/end_to_end tests/chaos
 
 # Format, lint, types, unit tests; under two minutes.
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests --ignore=tests/end_to_end
+	$(BIN)/python -m pytest tests --ignore=tests/end_to_end --ignore=tests/chaos
+
+# Processes killed, stopped and slowed under load, by ten seeds, then four times as often; 200 000 hostile messages, and
+# what a thousand a second cost: about 25 minutes.
+chaos: .venv/ready
+	$(BIN)/python -m benchmarks.chaos --seeds 10
+	$(BIN)/python -m benchmarks.chaos --seeds 3 --every 0.5
+	ZAGENT_FUZZ=200000 $(BIN)/python -m pytest tests/chaos/test_fuzz.py
+	$(BIN)/python -m benchmarks.hostile
+
+# 300 000 calls, and what has grown since the first tenth of them: about 6 minutes.
+soak: .venv/ready
+	$(BIN)/python -m benchmarks.soak
 
 format: .venv/ready
 	$(BIN)/ruff format .

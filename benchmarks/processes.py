@@ -52,6 +52,10 @@ class Process:
             raise Failed(f"{self.name} failed:\n{message.traceback}")
         return message
 
+    def has_spoken(self) -> bool:
+        """Whether `receive` need not wait."""
+        return bool(wait([self._line, self._process.sentinel], 0))
+
     def cpu_s(self) -> float:
         """Processor time so far, all threads, in s."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import statistics
 import sys
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import machine
 from benchmarks.processes import Failed, Process, Processes
 from benchmarks.traffic import VOCABULARY, Case, Result, Round
 
@@ -80,11 +79,11 @@ class Bench:
         bare = f"ipc://{directory}/bare"
         processes.start_ready([("relay", "benchmarks.bare_sockets:relay", {"endpoint": bare})])
         room = "benchmarks.processes:room"
-        broker = {"entry": "zagent.broker.server:main", "settings": _broker(f"ipc://{directory}/broker")}
+        broker = {"entry": "zagent.broker.server:main", "settings": broker_settings(f"ipc://{directory}/broker")}
         (info,) = processes.start_ready([("broker", room, broker)])
         members: list[tuple[str, str, dict[str, Any]]] = []
         for index in range(SERVERS):
-            settings = _engine(info["endpoint"], index, directory)
+            settings = engine_settings(info["endpoint"], index, directory)
             members.append((f"engine-{index}", room, {"entry": "zagent.engine.server:main", "settings": settings}))
             members.append((f"server-{index}", "benchmarks.bare_sockets:serve", {"endpoint": bare, "name": str(index)}))
         processes.start_ready(members)
@@ -110,7 +109,7 @@ class Bench:
         return measured(results, sum(process.cpu_s() for process in self._servers) - before)
 
 
-def _broker(endpoint: str) -> dict[str, Any]:
+def broker_settings(endpoint: str) -> dict[str, Any]:
     return {
         "endpoint": endpoint,
         "secret": "benchmark",
@@ -122,7 +121,7 @@ def _broker(endpoint: str) -> dict[str, Any]:
     }
 
 
-def _engine(endpoint: str, index: int, model: str) -> dict[str, Any]:
+def engine_settings(endpoint: str, index: int, model: str) -> dict[str, Any]:
     return {
         "endpoint": endpoint,
         "secret": "benchmark",
@@ -198,14 +197,6 @@ def _cells(row: Row) -> list[str]:
         both("cpu_us", ".0f"),
         both("p50_ms", ".2f", single=True),
     ]
-
-
-def machine() -> str:
-    """Cores and processor."""
-    text = Path("/proc/cpuinfo").read_text()
-    models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    processor = models[0] if models else platform.processor()
-    return f"{len(os.sched_getaffinity(0))} cores, {processor}, Python {platform.python_version()}"
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

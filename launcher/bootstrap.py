@@ -11,14 +11,17 @@ import faulthandler
 import importlib
 import json
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from launcher.heartbeat import Heartbeat
 from zagent.errors import ZagentError, to_wire
 
 #: A room that has returned gets this long to leave: children or threads it forgot would be joined for ever. Below
@@ -32,13 +35,14 @@ _PR_SET_NAME = 15
 @dataclass(frozen=True, slots=True)
 class Orders:
     """What a child is told: the room's ``entry`` (``module:function``) and ``settings``, its ``name`` and ``log`` file,
-    and the pid of its ``launcher``, without which it does not live."""
+    the pid of its ``launcher``, without which it does not live, and its ``memory_limit`` (bytes; 0 = none)."""
 
     entry: str
     settings: Mapping[str, Any]
     name: str
     log: str
     launcher: int
+    memory_limit: int = 0
 
 
 def enter(orders: Orders, reports: Connection) -> None:
@@ -49,7 +53,9 @@ def enter(orders: Orders, reports: Connection) -> None:
     _redirect(orders.log)
     _show_name(orders.name)
     faulthandler.enable(all_threads=True)
-    code = _run(orders.entry, orders.settings, Reporter(reports))
+    reporter = Reporter(reports)
+    Heartbeat(reporter.beat, orders.memory_limit).start()
+    code = _run(orders.entry, orders.settings, reporter)
     faulthandler.dump_traceback_later(EXIT_GRACE_S, exit=True)
     sys.exit(code)
 
@@ -81,10 +87,13 @@ def _show_name(name: str) -> None:
 
 
 class Reporter:
-    """The room's line to the launcher, for the one report it makes: ready, or why not."""
+    """The room's line to the launcher: it is ready, or why it will not be; and beats for as long as it lives."""
 
     def __init__(self, line: Connection) -> None:
         self._line = line
+        self._lock = threading.Lock()
+        self._room = select.poll()
+        self._room.register(line.fileno(), select.POLLOUT)
         self._sent = False
 
     def ready(self, info: Mapping[str, Any]) -> None:
@@ -101,9 +110,23 @@ class Reporter:
 
     def _send(self, report: Mapping[str, Any]) -> None:
         message = json.dumps(report, default=str).encode()
-        self._sent = True
-        self._line.send_bytes(message)
-        self._line.close()
+        with self._lock:
+            self._sent = True
+            self._line.send_bytes(message)
+
+    def beat(self, report: Mapping[str, Any]) -> bool:
+        """Send ``report`` (less than 4 KB) once the room is ready: its start has a deadline of its own. Left out where
+        the pipe is full: a launcher that is stopped must not stop this thread. False once nobody listens."""
+        if not self._sent or not self._lock.acquire(blocking=False):
+            return True
+        try:
+            if self._room.poll(0):  # also where the other end is closed
+                self._line.send_bytes(json.dumps(report).encode())
+        except OSError:
+            return False
+        finally:
+            self._lock.release()
+        return True
 
 
 def _run(entry: str, settings: Mapping[str, Any], reporter: Reporter) -> int | str | None:

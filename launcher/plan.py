@@ -22,6 +22,9 @@ ROOMS: Mapping[str, str] = {
     "service": "zagent.service.server:main",
 }
 
+#: What `worker.memory_limit_gb=auto` gives each worker at least: one takes 0.15 GB, 0.8 GB with torch for images.
+LEAST_WORKER_BYTES = 2_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -97,12 +100,14 @@ def _broker(config: Config, facts: Facts, entry: str) -> ChildSpec:
     run = facts.run
     settings = {
         "endpoint": config.broker.endpoint or f"ipc://{run.run_dir}/b",
+        "keys": config.broker.keys,
         "secret": run.secret,
         "pools": [POLICY_POOL, "worker", *config.services],
         "max_pending": config.broker.max_pending,
         "sticky_cache_size": config.routing.sticky_cache_size,
         "record": config.routing.record,
         "incarnation": 1,
+        "expected": [],
         "info": {
             "config": _told(config, facts).to_dict(),
             "run_id": run.run_id,
@@ -143,10 +148,23 @@ def _workers(config: Config, facts: Facts, entry: str) -> tuple[ChildSpec, ...]:
         "context_length": context_length(config, facts.model),
     }
     members = [Member("worker", f"worker-{index}", index) for index in range(config.worker.count)]
+    rest = {"memory_limit": _worker_memory_limit(config, facts.machine)}
     return tuple(
-        child(m.name, "worker", entry, facts.run, {**shared, "name": m.name, "epoch": m.epoch}, members=(m,))
+        child(m.name, "worker", entry, facts.run, {**shared, "name": m.name, "epoch": m.epoch}, members=(m,), **rest)
         for m in members
     )
+
+
+def _worker_memory_limit(config: Config, machine: Machine) -> int:
+    """Bytes that one worker may hold; 0 = any."""
+    limit = config.worker.memory_limit_gb
+    if limit == "auto":
+        return max(machine.memory // 2 // config.worker.count, LEAST_WORKER_BYTES)
+    return _bytes(limit)
+
+
+def _bytes(gigabytes: float | None) -> int:
+    return 0 if gigabytes is None else int(gigabytes * 1e9)
 
 
 def _policy(config: Config, facts: Facts, entry: str, threads: int) -> EnginePool:
@@ -198,7 +216,8 @@ def _actors(config: Config, run: Run, name: str, entry: str) -> tuple[ChildSpec,
     }
     env = {"CUDA_VISIBLE_DEVICES": "", **run.scratch, **service.env}
     members = [Member(name, f"{name}-{index}", index) for index in range(service.count)]
+    rest = {"env": env, "memory_limit": _bytes(service.memory_limit_gb)}
     return tuple(
-        child(m.name, "service", entry, run, {**shared, "name": m.name, "epoch": m.epoch}, env=env, members=(m,))
+        child(m.name, "service", entry, run, {**shared, "name": m.name, "epoch": m.epoch}, members=(m,), **rest)
         for m in members
     )

@@ -19,13 +19,24 @@ POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One line of the process table. ``start_time`` (clock ticks since boot) tells a reused pid."""
+    """One line of the process table. ``start_time`` (clock ticks since boot) tells a reused pid; ``state`` is the
+    kernel's letter."""
 
     pid: int
     parent: int
     session: int
     start_time: int
-    zombie: bool
+    state: str
+
+    @property
+    def zombie(self) -> bool:
+        """Ended, but not waited for."""
+        return self.state in "ZX"
+
+    @property
+    def stopped(self) -> bool:
+        """By SIGSTOP or a debugger."""
+        return self.state in "Tt"
 
 
 def read(pid: int) -> Process | None:
@@ -36,7 +47,7 @@ def read(pid: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = line[line.rindex(b")") + 2 :].split()  # the name before may hold blanks and brackets
-    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"))
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0].decode())
 
 
 def running() -> list[Process]:

@@ -15,9 +15,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import janitor, logs, machine, processes, rundir, tracker
-from launcher.broker_line import LinkFactory
-from launcher.cluster import SIGNALS, Cluster, Context
+from launcher import janitor, keys, logs, machine, processes, rundir, tracker
+from launcher.cluster import SIGNALS, Cluster
+from launcher.context import Context, LinkFactory
 from launcher.plan import ROOMS, Facts, Model, check_context, plan
 from launcher.ports import Reservation
 from launcher.rundir import RunDir
@@ -49,10 +49,10 @@ class Options:
 
     run_id: str
     on_ready: Callable[[Ready], None]
+    link: LinkFactory
     on_log_dir: Callable[[Path], None] = lambda _path: None
     trainer: int | None = None
     rooms: Mapping[str, str] | None = None
-    link: LinkFactory | None = None
 
 
 def run(config: Config, options: Options) -> None:
@@ -60,13 +60,14 @@ def run(config: Config, options: Options) -> None:
     raises, but the log directory. Must run in the main thread.
 
     Raises:
-        ConfigError, UnknownAgent: it cannot run on this machine.
-        StartupError, ConnectionLost, MemberLost: as `Cluster.run`.
+        ConfigError, UnknownAgent: it cannot run on this machine, or its key file is no good.
+        StartupError, ConnectionLost, PoolLost: as `Cluster.run`.
     """
     os.environ[processes.RUN_ID_VARIABLE] = options.run_id
     rundir.sweep()
     found = machine.inspect()
     all_slots(config, found)  # refuse at once what needs no model to be refused
+    config = keys.prepared(config)
     with _ends_with(options.trainer):
         model = _resolve(config.model, config.engine.kind)
         service_models = _resolve_services(config)
@@ -83,10 +84,10 @@ def run(config: Config, options: Options) -> None:
             facts.run.secret,
             log_dir,
             config.launcher,
+            options.link,
             trainer=options.trainer,
-            link=options.link,
-            release=ports.release,
-            note_child=directory.note_child,
+            ports=ports,
+            directory=directory,
         )
         asyncio.run(_serve(planned, context, lambda endpoint: options.on_ready(_ready(endpoint, context, directory))))
 

@@ -13,6 +13,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,15 +52,26 @@ class RunDir:
 
     def note_child(self, pid: int) -> None:
         """Remember a child of the launcher, for whoever cleans up after a launcher that was killed."""
-        with (self.path / "children").open("a") as file:
-            file.write(f"{pid}\n")
+        self._note(f"{pid}\n")
+
+    def note_gone(self, pid: int) -> None:
+        """Nothing of that child is left: its pid may become a stranger's."""
+        self._note(f"-{pid}\n")
+
+    def _note(self, line: str) -> None:
+        try:
+            with (self.path / "children").open("a") as file:
+                file.write(line)
+        except OSError as error:  # a full disk ends no run
+            logger.error("cannot note a child in %s: %s", self.path, error)
 
     def children(self) -> set[int]:
-        """Pids of all children there have been; each leads a session."""
-        try:
-            return {int(line) for line in (self.path / "children").read_text().splitlines()}
-        except FileNotFoundError:
-            return set()
+        """Pids of the children there are; each leads a session."""
+        found: set[int] = set()
+        with suppress(FileNotFoundError):
+            for line in (self.path / "children").read_text().splitlines():
+                (found.discard if line.startswith("-") else found.add)(int(line.removeprefix("-")))
+        return found
 
 
 def candidates() -> list[Path]:
@@ -101,9 +113,9 @@ def _make(place: Path, run_id: str) -> RunDir:
 
 
 def remove(run: RunDir) -> None:
-    """Delete the directory and the run's shared memory."""
-    _delete(run.path)
+    """Delete the run's shared memory and then the directory, by which a sweep finds what is left."""
     _remove_shared_memory(run.run_id)
+    _delete(run.path)
 
 
 def sweep(places: Sequence[Path] | None = None) -> list[str]:

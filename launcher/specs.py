@@ -24,7 +24,8 @@ class Member:
 class ChildSpec:
     """One process: ``entry`` (``module:function``) is given ``settings`` (JSON types) and started with ``env`` on top
     of the launcher's environment. ``settings`` of all but the broker lack its endpoint, known once it serves.
-    ``failed_starts``: how many lives in a row, right before this one, did not become ready.
+    ``memory_limit``: resident bytes at which it ends itself; 0 = none. ``restarted_at``: when it was to be started
+    again, each time (s); ``failed_starts``: how many starts in a row, right before this one, did not become ready.
     """
 
     name: str
@@ -34,7 +35,14 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
     ports: EnginePorts | None = None
+    memory_limit: int = 0
+    restarted_at: tuple[float, ...] = ()
     failed_starts: int = 0
+
+    @property
+    def life(self) -> int:
+        """Counts its starts, from 1."""
+        return 1 + len(self.restarted_at)
 
     @property
     def pool(self) -> str:
@@ -82,9 +90,40 @@ def told(members: Sequence[Member]) -> list[dict[str, Any]]:
     return [{"name": m.name, "index": m.index, "epoch": m.epoch} for m in members]
 
 
-def next_life(spec: ChildSpec, *, became_ready: bool) -> ChildSpec:
-    """The same process once more: its members' next epoch. ``became_ready`` is about the life that ended."""
-    members = tuple(replace(member, epoch=member.epoch + 1) for member in spec.members)
-    changed = {"members": told(members)} if "members" in spec.settings else {"epoch": members[0].epoch}
-    failed = 0 if became_ready else spec.failed_starts + 1
-    return replace(spec, members=members, settings={**spec.settings, **changed}, failed_starts=failed)
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a life ended: at ``at`` (s), after it ``became_ready`` or before, and by itself (``crashed``) or not."""
+
+    at: float
+    became_ready: bool
+    crashed: bool
+
+    def failed_starts(self, before: int) -> int:
+        """In a row, after ``before`` ones. A start that was ended from outside says nothing about the next."""
+        return 0 if self.became_ready else before + self.crashed
+
+
+def next_life(spec: ChildSpec, end: End) -> ChildSpec:
+    """The same process once more after ``end``: its members' next epoch, the broker's next incarnation."""
+    life = spec.life + 1
+    members = tuple(replace(member, epoch=life) for member in spec.members)
+    return replace(
+        spec,
+        members=members,
+        settings={**spec.settings, **_numbered(spec, members, life)},
+        restarted_at=(*spec.restarted_at, end.at),
+        failed_starts=end.failed_starts(spec.failed_starts),
+    )
+
+
+def _numbered(spec: ChildSpec, members: Sequence[Member], life: int) -> dict[str, Any]:
+    """Its life's number, where its settings say it."""
+    if not members:
+        return {"incarnation": life}
+    return {"members": told(members)} if "members" in spec.settings else {"epoch": life}
+
+
+def with_ports(spec: ChildSpec, ports: EnginePorts) -> ChildSpec:
+    """An engine with other ports: the former life's may still be in use."""
+    settings = {**spec.settings, "nccl_port": ports.nccl_port, "port": ports.port}
+    return replace(spec, ports=ports, settings=settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from launcher.child import Child
 from launcher.specs import ChildSpec, Plan
 from zagent.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 Spawn = Callable[[ChildSpec], Child]
 
@@ -41,6 +44,7 @@ def _joining(spec: ChildSpec, endpoint: str) -> ChildSpec:
 async def _ready(children: Iterable[Child], deadline: float, timeout_s: float) -> None:
     waiting = {child.ready: child for child in children}
     left = max(0.0, deadline - asyncio.get_running_loop().time())
+    logger.info("waiting for %s, at most %.0f s", ", ".join(c.spec.name for c in waiting.values()), left)
     done, late = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
     for ready in done:
         ready.result()

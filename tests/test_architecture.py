@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 #: What each part of zagent may import of zagent, beside itself. Process rooms never import each other.
 MAY_IMPORT = {
     "errors": "",
+    "alive": "",
     "config": "errors",
     "types": "errors",
     "wire": "errors",
@@ -24,20 +25,32 @@ MAY_IMPORT = {
     "jsonl": "",
     "data_proto": "errors types",
     "client": "errors config types wire",
-    "loops": "errors config types wire client images",
-    "broker": "errors wire",
-    "worker": "errors config types wire client models rope loops jsonl",
-    "service": "errors wire client loops.imports loops.threads",
-    "engine": "errors config types wire client models loops.tokenizer",
+    "loops": "errors config types wire client images alive",
+    "broker": "errors wire alive",
+    "worker": "errors config types wire client models rope loops jsonl alive",
+    "service": "errors wire client loops.imports loops.threads alive",
+    "engine": "errors config types wire client models loops.tokenizer alive",
     "trainer": "errors config types wire client data_proto models images rope loops.tokenizer jsonl",
     "demo": "config data_proto errors loops models tiny trainer types",
     "launch": "errors config client.launcher_link demo.run trainer.job",
 }
-LAUNCHER_MAY_IMPORT = {"config", "errors", "models", "client.launcher_link", "types", "loops.tokenizer"}
+LAUNCHER_MAY_IMPORT = {
+    "alive",
+    "config",
+    "errors",
+    "models",
+    "client.launcher_link",
+    "types",
+    "loops.tokenizer",
+    "wire.keys",
+}
 
 IMPORTERS = {
-    "zmq": {"zagent/wire/sockets.py"},
-    "sglang": {"zagent/engine/sglang_engine.py", "zagent/engine/cpu_platform.py", "zagent/engine/sglang_parsers.py"},
+    "zmq": {"zagent/wire/"},
+    "sglang": {
+        *("zagent/engine/sglang_engine.py", "zagent/engine/sglang_launch.py"),
+        *("zagent/engine/cpu_platform.py", "zagent/engine/sglang_parsers.py"),
+    },
     "torch": {
         *(
             "zagent/engine/sglang_engine.py",
@@ -141,7 +154,7 @@ def test_the_package_itself_imports_nothing() -> None:
 
 def test_wire_and_the_brokers_brain_know_no_clock_and_no_socket() -> None:
     """Pure logic: the time is an argument."""
-    for path in ("core", "dispatch", "pool", "roster", "sticky"):
+    for path in ("core", "dispatch", "held", "leases", "pool", "presence", "roster", "sticky", "waiting"):
         found = {name.split(".")[0] for name, _ in imports(sources()[f"zagent/broker/{path}.py"])}
         assert not found & {"time", "asyncio", "socket", "zmq", "threading", "os"}, path
 

@@ -6,6 +6,7 @@
     │   ├── InputError              a batch, row or prompts file that cannot be used
     │   ├── InvalidRequest          an engine call that cannot be run as sent
     │   │   └── PromptTooLong           prompt beyond rollout.prompt_length or the model's context
+    │   ├── PoisonedRequest         the call crashed two members that ran it
     │   ├── UnknownAgent            no loop of that name
     │   ├── UnknownMethod           the pool's members have no such method
     │   ├── UnknownService          no service of that name (a KeyError, too)
@@ -67,6 +68,10 @@ class PromptTooLong(InvalidRequest):
     """The prompt exceeds `rollout.prompt_length` or the model's context."""
 
 
+class PoisonedRequest(CallerError):
+    """Two members died by themselves while they ran this call, the second with no other suspect aboard."""
+
+
 class UnknownAgent(CallerError):
     """No agent loop of that name; the message lists the known ones."""
 
@@ -100,7 +105,7 @@ class TransientError(ZagentError):
     not `idempotent`).
     """
 
-    fields = ("repeatable",)
+    fields: tuple[str, ...] = ("repeatable",)
 
     def __init__(self, *args: Any, repeatable: bool = True) -> None:
         super().__init__(*args)
@@ -108,7 +113,16 @@ class TransientError(ZagentError):
 
 
 class MemberLost(TransientError):
-    """The member that held the call is gone; its work on the call is lost."""
+    """The member that held the call is gone; its work on the call is lost.
+
+    ``crashed``: it died by itself, and this call may be the reason.
+    """
+
+    fields = ("repeatable", "crashed")
+
+    def __init__(self, *args: Any, repeatable: bool = True, crashed: bool = False) -> None:
+        super().__init__(*args, repeatable=repeatable)
+        self.crashed = crashed
 
 
 class Refused(TransientError):

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from support.broker_driver import SECRET, Driver, driver
-from zagent.broker.dispatch import Assignment
-from zagent.broker.server import Recorder, _recorder, deliver, feed, serve
-from zagent.errors import ConfigError, Refused, from_wire
-from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
+from support.broker_driver import SECRET, Driver, driver, nonce_of, sent
+from zagent import alive
+from zagent.broker.record import Assignment, Recorder
+from zagent.broker.server import _recorder, deliver, feed, serve
+from zagent.errors import ConfigError, Refused
+from zagent.wire.codec import decode_header, encode_body, encode_header
 from zagent.wire.messages import Call, Failure, Hello
+
+CALLER, M0, M1 = nonce_of("caller"), nonce_of("m0", 1), nonce_of("m1", 1)
 
 
 class Router:
@@ -31,6 +34,9 @@ class Router:
         self.sent.append((identity, frames))
         return True
 
+    def turned_away(self) -> int:
+        return 3
+
     def receive(self, timeout_ms: int) -> list[Any]:
         return self.batches.pop(0) if self.batches else []
 
@@ -44,23 +50,23 @@ def started() -> Driver:
 
 
 def a_call(call: bytes = b"1") -> list[Any]:
-    return [encode_header(Call(call, 1, "engine", "generate")), *encode_body(None)]
+    return [encode_header(Call(CALLER + call, 1, "engine", "generate")), *encode_body(None)]
 
 
 def test_what_cannot_be_delivered_fails_to_its_caller() -> None:
     """The member is gone: that nobody has begun the call goes out in the same breath (pitfall I7)."""
-    d, router = started(), Router(b"dm0/1")
-    feed(d.core, router, [(b"dcaller", a_call())], 0.0)
-    ((to, frames),) = router.sent
-    assert (to, decode_header(frames[0])) == (b"dcaller", Failure(b"1", 1, False))
-    assert isinstance(from_wire(decode_body(frames[1:])), Refused)
+    d, router = started(), Router(b"d" + M0)
+    feed(d.core, router, [(b"d" + CALLER, a_call())], 0.0)
+    (answer,) = [sent(to, frames) for to, frames in router.sent]
+    assert (answer.to, answer.message) == (b"d" + CALLER, Failure(b"1", 1, False))
+    assert isinstance(answer.error, Refused)
     assert not d.member("m0").takes_calls
 
 
 def test_a_chain_of_undeliverables_ends() -> None:
     """Both members and the caller are gone: every count is zero, nothing is sent."""
-    d, router = started(), Router(b"dm0/1", b"dm1/1", b"dcaller", b"ccaller")
-    feed(d.core, router, [(b"dcaller", a_call(b"%d" % i)) for i in range(3)], 0.0)
+    d, router = started(), Router(b"d" + M0, b"d" + M1, b"d" + CALLER, b"c" + CALLER)
+    feed(d.core, router, [(b"d" + CALLER, a_call(b"%d" % i)) for i in range(3)], 0.0)
     assert router.sent == []
     assert d.quiet()
 
@@ -68,8 +74,8 @@ def test_a_chain_of_undeliverables_ends() -> None:
 def test_one_bad_message_does_not_stop_a_batch() -> None:
     """What follows it is handled."""
     d, router = started(), Router()
-    feed(d.core, router, [(b"dcaller", []), (b"", [b"\xc1"]), (b"dcaller", a_call())], 0.0)
-    assert [to for to, _ in router.sent] == [b"dm0/1"]
+    feed(d.core, router, [(b"d" + CALLER, []), (b"", [b"\xc1"]), (b"d" + CALLER, a_call())], 0.0)
+    assert [to for to, _ in router.sent] == [b"d" + M0]
     assert d.core.counters["malformed"] == 2
 
 
@@ -80,15 +86,21 @@ def test_deliver_sends_in_order() -> None:
     assert router.sent == [(b"a", [b"1"]), (b"b", [b"2"]), (b"a", [b"3"])]
 
 
-def test_the_loop_feeds_and_ticks_until_it_is_stopped() -> None:
-    """Messages are answered, overdue calls end without any message coming in."""
-    d, router = driver(), Router()
+def test_the_loop_feeds_and_ticks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are answered, overdue calls end without any message coming in, and every turn is a sign of life."""
+    d, router, turns = driver(), Router(), []
+    monkeypatch.setattr(alive, "mark", lambda: turns.append(len(router.batches)))
     hello = [encode_header(Hello("", "x", 0, 0, SECRET, "0")), *encode_body({})]
-    overdue = [encode_header(Call(b"1", 1, "engine", "generate", "", 0)), *encode_body(None)]
-    router.batches = [[(b"dn", hello)], [(b"cn", hello), (b"dn", overdue)]]
-    serve(d.core, router, lambda: len(router.sent) == 2)  # type: ignore[arg-type]
-    kinds = [type(decode_header(frames[0])).__name__ for _, frames in router.sent]
-    assert kinds == ["Welcome", "Failure"]
+    overdue = [encode_header(Call(CALLER + b"1", 1, "engine", "generate", "", 0)), *encode_body(None)]
+    router.batches = [[(b"d" + CALLER, hello)], [(b"c" + CALLER, hello), (b"d" + CALLER, overdue)]]
+
+    def kinds() -> list[str]:
+        return [type(decode_header(frames[0])).__name__ for _, frames in router.sent]
+
+    serve(d.core, router, lambda: "Failure" in kinds())  # type: ignore[arg-type]
+    assert [kind for kind in kinds() if kind != "Pulse"] == ["Welcome", "Failure"]
+    assert d.core.counters["turned_away"] == 3  # what the socket has counted
+    assert turns[:3] == [2, 1, 0]
 
 
 def test_the_record_is_json_lines(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from support.broker_driver import SECRET, Driver, driver, served_by
+from support.broker_driver import SECRET, Driver, driver, nonce_of, served_by
+from zagent.broker.core import COUNTERS
 from zagent.errors import (
     InvalidRequest,
     MemberLost,
     ProtocolError,
     Refused,
     UnknownMethod,
-    VersionMismatch,
 )
 from zagent.wire.codec import encode_body, encode_header
 from zagent.wire.messages import (
@@ -23,8 +23,9 @@ from zagent.wire.messages import (
     Drain,
     Exited,
     Failure,
-    Goodbye,
+    Health,
     Hello,
+    Progress,
     Reply,
     Welcome,
 )
@@ -42,106 +43,6 @@ def counters(d: Driver) -> dict[str, int]:
     return {key: count for key, count in d.core.counters.items() if count}
 
 
-# ---- hello ------------------------------------------------------------------------------------------------------
-
-
-def test_a_peer_is_welcomed_when_both_lanes_have_spoken() -> None:
-    """On its control lane, with the incarnation and the cluster's facts."""
-    d = driver(incarnation=7, facts={"run_id": "r"})
-    hello = Hello("", "me", 0, 0, "", "0")
-    assert d.say(b"dn", hello, {}) == []
-    (sent,) = d.say(b"cn", hello, {})
-    assert (sent.to, sent.message, sent.body) == (b"cn", Welcome(7), {"run_id": "r"})
-
-
-def test_a_member_with_the_wrong_secret_is_refused() -> None:
-    """So that nobody else can register as an engine and read prompts; the secret itself is not told."""
-    d = driver()
-    (sent, _) = d.hello(b"n", Hello("engine", "evil", 1, 8, "wrong", "0"))
-    assert isinstance(sent.error, ProtocolError)
-    assert "'evil' may not join pool 'engine': wrong join secret" in str(sent.error)
-    assert SECRET not in str(sent.error)
-    assert d.core.roster.members == {}
-    assert counters(d) == {"refused": 2}
-
-
-@pytest.mark.parametrize("credits", [0, -5])
-def test_a_member_without_credits_is_refused(credits: int) -> None:
-    """It could never be given a call."""
-    (sent, _) = driver().hello(b"n", Hello("engine", "m", 1, credits, SECRET, "0"))
-    assert f"grants {credits} credits" in str(sent.error)
-
-
-def test_a_member_of_an_unknown_pool_is_refused() -> None:
-    """The known pools are listed."""
-    (sent, _) = driver().hello(b"n", Hello("judge", "m", 1, 1, SECRET, "0"))
-    assert "no pool 'judge' here, only ['engine', 'worker']" in str(sent.error)
-
-
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_a_hello_of_an_old_epoch_is_refused(epoch: int) -> None:
-    """Also after that member's death: only a later life may take the name."""
-    d = driver()
-    nonce = d.join("m0", epoch=2)
-    d.goodbye(nonce)
-    (sent, _) = d.hello(b"late", Hello("engine", "m0", epoch, 8, SECRET, "0"))
-    assert f"epoch {epoch} comes after epoch 2" in str(sent.error)
-
-
-def test_a_later_life_replaces_the_former_one() -> None:
-    """The former's calls are lost, and its late reply cannot touch the new count."""
-    d, caller, (old,) = started(1)
-    d.call(caller, b"1")
-    d.take()
-    d.join("m0", epoch=2)
-    lost = [s for s in d.take() if isinstance(s.message, Failure)]
-    assert [(s.message.call, type(s.error)) for s in lost] == [(b"1", MemberLost)]
-    d.call(caller, b"2")
-    d.reply(old, b"1")
-    assert d.in_flight() == {"m0": 1}
-    assert d.member("m0").epoch == 2
-
-
-@pytest.mark.parametrize("facts", [None, [], "x", 5])
-def test_a_hello_without_a_map_of_facts_is_refused(facts: Any) -> None:
-    """Refused with a reason, and nobody has joined."""
-    d = driver()
-    (sent,) = d.say(b"dn", Hello("", "x", 0, 0, "", "0"), facts)
-    assert "facts must be a map" in str(sent.error)
-
-
-def test_a_hello_without_a_body_is_refused() -> None:
-    """As any other that cannot be read."""
-    d = driver()
-    (sent,) = d.raw(b"dn", [encode_header(Hello("", "x", 0, 0, "", "0"))])
-    assert "without a body" in str(sent.error)
-
-
-def test_a_second_hello_on_one_lane_is_no_second_lane() -> None:
-    """The other lane must speak itself."""
-    d = driver()
-    hello = Hello("", "x", 0, 0, "", "0")
-    assert d.say(b"dn", hello, {}) == d.say(b"dn", hello, {}) == []
-    assert d.core.roster.callers == {}
-
-
-def test_a_hello_after_the_welcome_is_refused() -> None:
-    """And does not disturb the peer's calls."""
-    d, caller, _ = started()
-    d.call(caller, b"1")
-    (sent, _) = d.hello(caller, Hello("", "x", 0, 0, "", "0"))
-    assert isinstance(sent.error, ProtocolError)
-    assert d.in_flight() == {"m0": 1, "m1": 0}
-
-
-def test_another_wire_version_is_answered_as_such() -> None:
-    """The peer learns why it is not welcomed."""
-    d = driver()
-    (sent,) = d.raw(b"dn", [b"\x93\x63\x06\xa0"])
-    assert isinstance(sent.error, VersionMismatch)
-    assert "99" in str(sent.error)
-
-
 # ---- answers ----------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +51,7 @@ def test_the_answer_goes_to_the_lane_that_asked(lane: bytes) -> None:
     """Uncopied and undecoded: the frames are the member's."""
     d, caller, (m0, _) = started()
     d.call(caller, b"1", lane=lane)
-    frames = [encode_header(Reply(b"1", 1)), b"\xc1 no msgpack"]
+    frames = [encode_header(Reply(*d.key(b"1"))), b"\xc1 no msgpack"]
     (sent,) = d.raw(b"d" + m0, frames)
     assert (sent.to, sent.frames) == (lane + caller, frames)
 
@@ -200,17 +101,88 @@ def test_an_answer_from_a_caller_is_dropped() -> None:
 
 
 def test_a_repeated_call_runs_once() -> None:
-    """A duplicate of a running or waiting call is refused silently: the first goes on and is answered."""
+    """A duplicate of a waiting call is dropped; that of a running one goes to its member, which knows it, and sends an
+    answer again that it has given. Each is answered once."""
     d, caller, (m0,) = started(1, credits=1)
     d.call(caller, b"1")
     d.call(caller, b"2")
-    other = d.caller("other")
-    assert d.call(caller, b"1") == d.call(other, b"2") == d.call(other, b"1", member="m0") == []
+    assert [(s.to, s.message.call) for s in d.call(caller, b"1")] == [(b"d" + m0, b"1")]
+    assert d.call(caller, b"2") == d.call(caller, b"2", member="m0") == []
     d.reply(m0, b"1")
     d.reply(m0, b"2")
     answers = [(s.to, s.message.call) for s in d.take() if isinstance(s.message, Reply)]
     assert answers == [(b"d" + caller, b"1"), (b"d" + caller, b"2")]
-    assert counters(d) == {"refused": 3}
+    assert counters(d) == {"replayed": 3}
+
+
+def test_a_cancelled_call_that_is_repeated_gets_the_answer_it_was_cancelled_with() -> None:
+    """Whoever sends it again waits for an answer; its member is not told to run it again."""
+    d, caller, (m0,) = started(1)
+    d.call(caller, b"1")
+    d.cancel(caller, b"1")
+    assert d.call(caller, b"1") == []
+    assert [s.to for s in d.fail(m0, b"1")] == [b"d" + caller]
+    assert d.quiet()
+
+
+def test_a_repeated_call_that_does_not_reach_its_member_may_have_begun() -> None:
+    """Its end is the member's end, and no `Refused`."""
+    d, caller, _ = started(1)
+    d.call(caller, b"1")
+    (again,) = d.call(caller, b"1")
+    assert d.unsendable(again.to, again.frames) == []
+    (lost,) = d.tick(1.0)
+    assert isinstance(lost.error, MemberLost)
+
+
+@pytest.mark.parametrize("call", [b"", b"1", b"caller", nonce_of("other") + b"1"])
+def test_a_call_is_named_after_its_caller(call: bytes) -> None:
+    """So that nobody can take, replay or cancel another's."""
+    d, caller, _ = started()
+    d.caller("other")
+    (sent,) = d.say(b"d" + caller, Call(call, 1, "engine", "generate"))
+    assert isinstance(sent.error, ProtocolError)
+    assert "begins with its caller's nonce" in str(sent.error)
+    assert sent.frames[0] == encode_header(Failure(call, 1, False))
+    assert counters(d) == {"refused": 1}
+    assert d.quiet()
+
+
+def test_a_further_attempt_does_not_wait_for_the_one_before() -> None:
+    """Each has a lease and an answer of its own; the old one is no more its caller's."""
+    d, caller, (m0, m1) = started()
+    d.call(caller, b"1", attempt=1)
+    d.cancel(caller, b"1")
+    assert served_by(d.call(caller, b"1", attempt=2)) == "m1"
+    assert d.in_flight() == {"m0": 1, "m1": 1}
+    assert d.fail(m0, b"1") == [], "that was m1's call to answer"
+    assert [s.message for s in d.reply(m1, b"1", 2)] == [Reply(b"1", 2)]
+    assert d.reply(m0, b"1", 1) == []
+    assert d.quiet()
+
+
+# ---- progress ---------------------------------------------------------------------------------------------------
+
+
+def test_progress_goes_where_the_answer_will_go() -> None:
+    """As it came, and the lease stays."""
+    d, caller, (m0, _) = started()
+    d.call(caller, b"1", lane=b"c")
+    (sent,) = d.progress(m0, b"1", [1, 2])
+    assert (sent.to, sent.message, sent.body) == (b"c" + caller, Progress(b"1", 1), [1, 2])
+    assert d.in_flight() == {"m0": 1, "m1": 0}
+
+
+def test_progress_that_nobody_waits_for_is_dropped() -> None:
+    """Of a cancelled call, an ended one, another member's, another attempt, or from one who is no member."""
+    d, caller, (m0, m1) = started()
+    d.call(caller, b"1", attempt=2)
+    assert d.progress(m1, b"1") == d.progress(caller, b"1") == []
+    assert d.say(b"d" + m0, Progress(d.id(b"1"), 1)) == []
+    d.cancel(caller, b"1")
+    assert d.progress(m0, b"1") == []
+    d.reply(m0, b"1")
+    assert d.progress(m0, b"1") == []
 
 
 # ---- cancel -----------------------------------------------------------------------------------------------------
@@ -273,11 +245,14 @@ def test_an_early_cancel_is_for_its_attempt_only() -> None:
 
 
 def test_nobody_cancels_another_callers_call() -> None:
-    """A stranger's cancel does nothing."""
+    """It is refused, whether the call is known or not, and nothing is kept of it."""
     d, caller, (m0, _) = started()
     other = d.caller("other")
     d.call(caller, b"1")
-    assert d.cancel(other, b"1") == []
+    assert d.cancel(other, b"1") == d.cancel(other, b"1", 2) == []
+    assert counters(d) == {"refused": 2}
+    assert served_by(d.call(caller, b"1", attempt=2)) == "m1"
+    d.attempts[b"1"] = 1
     assert [s.to for s in d.reply(m0, b"1")] == [b"d" + caller]
 
 
@@ -313,7 +288,8 @@ def test_an_undeliverable_call_was_not_taken_on() -> None:
     d.goodbye(m1)
     d.call(caller, b"0")
     (sent,) = d.call(caller, b"1")
-    refused, lost = d.unsendable(sent.to, sent.frames)
+    (refused,) = d.unsendable(sent.to, sent.frames)
+    (lost,) = d.tick(1.0)
     assert (refused.to, refused.message.call, type(refused.error)) == (b"d" + caller, b"1", Refused)
     assert (lost.to, lost.message.call, type(lost.error)) == (b"d" + caller, b"0", MemberLost)
     assert counters(d) == {"unsendable": 1}
@@ -357,18 +333,20 @@ def test_a_member_that_is_also_a_caller_leaves_as_both() -> None:
 def test_the_launcher_says_who_exited() -> None:
     """The reason reaches the callers."""
     d, caller, _ = started()
-    launcher = d.caller("launcher", secret=SECRET)
+    launcher = d.launcher()
     d.call(caller, b"1")
     (sent,) = d.say(b"c" + launcher, Exited("engine", "m0", 1, "killed by SIGKILL"))
     assert isinstance(sent.error, MemberLost)
     assert "killed by SIGKILL" in str(sent.error)
 
 
-def test_nobody_else_says_who_exited() -> None:
+@pytest.mark.parametrize("message", [Exited("engine", "m0", 1, "a lie"), Health("engine", "m0", 1, True)])
+def test_nobody_else_says_who_exited_or_is_slow(message: Any) -> None:
     """Without the join secret it is refused."""
     d, caller, _ = started()
-    (sent,) = d.say(b"c" + caller, Exited("engine", "m0", 1, "a lie"))
+    (sent,) = d.say(b"c" + caller, message)
     assert isinstance(sent.error, ProtocolError)
+    assert f"only the launcher may say {type(message).__name__}" in str(sent.error)
     assert d.member("m0").takes_calls
 
 
@@ -376,10 +354,10 @@ def test_an_exit_of_a_former_life_changes_nothing() -> None:
     """The epoch says which life ended."""
     d, _, _ = started(1)
     d.join("m0", epoch=2)
-    d.take()
-    assert d.core.exited("engine", "m0", 1, "late news", d.now) == []
+    launcher = d.launcher()
+    assert d.exited(launcher, "m0", 1) == d.exited(launcher, "m9", 1) == []
     assert d.member("m0").takes_calls
-    d.core.exited("engine", "m0", 2, "now really", d.now)
+    d.exited(launcher, "m0", 2)
     assert not d.member("m0").takes_calls
 
 
@@ -407,8 +385,9 @@ def test_status_is_exact() -> None:
     assert status["sessions"] == 3
     assert status["callers"] == 3
     assert status["incarnation"] == 1
-    assert status["counters"] == {"malformed": 1, "refused": 0, "late": 0, "early_cancels": 0, "unsendable": 0}
-    shared = {"waiting": 0, "epoch": 1, "version": 0, "restarts": 0, "pid": None}
+    assert status["recovering"] is False
+    assert status["counters"] == {**dict.fromkeys(COUNTERS, 0), "malformed": 1}
+    shared = {"waiting": 0, "suspects": 0, "epoch": 1, "version": 0, "restarts": 0, "pid": None}
     assert status["pools"]["engine"] == {
         "m0": {"state": "ready", "in_flight": 1, "credits": 1, "total": 2, **shared},
         "m1": {"state": "ready", "in_flight": 1, "credits": 1, "total": 1, **shared},
@@ -416,6 +395,7 @@ def test_status_is_exact() -> None:
             "state": "dead",
             "in_flight": 0,
             "waiting": 0,
+            "suspects": 0,
             "credits": 8,
             "total": 0,
             "epoch": 4,
@@ -450,7 +430,7 @@ def test_facts_that_cannot_be_told_do_not_end_the_broker() -> None:
     facts = b"\x81\xa7version\xd6\xff\x00\x00\x00\x00"  # a msgpack timestamp, which decodes to no value of ours
     d.raw(b"do", [hello, facts])
     d.raw(b"co", [hello, facts])
-    sent = d.say(b"c" + caller, Call(b"own", 1, BROKER, "status"))
+    sent = d.say(b"c" + caller, Call(caller + b"own", 1, BROKER, "status"))
     assert [type(s.message) for s in sent] in ([Failure], [Reply])
 
 
@@ -468,20 +448,3 @@ def test_what_is_no_message_is_counted_and_dropped(frames: list[bytes]) -> None:
     assert d.raw(b"d" + caller, frames) == []
     assert counters(d) == {"malformed": 1}
     assert served_by(d.call(caller, b"1")) == "m0"
-
-
-@pytest.mark.parametrize("sender", [b"", b"d", b"dstranger", b"\x00\x00"])
-def test_a_stranger_is_told_to_say_hello(sender: bytes) -> None:
-    """Its call is answered with the reason, under the call's own id."""
-    d, _, _ = started()
-    (sent,) = d.say(sender, Call(b"1", 3, "engine", "generate"))
-    assert (sent.to, sent.message) == (sender, Failure(b"1", 3, False))
-    assert "say hello first" in str(sent.error)
-
-
-def test_a_strangers_goodbye_hurts_nobody() -> None:
-    """Refused as everything else of a stranger."""
-    d, _, (m0, _) = started()
-    d.say(b"cstranger", Goodbye())
-    d.say(b"x" + m0[:-1], Goodbye())
-    assert d.member("m0").takes_calls

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.broker_driver import SECRET, driver, served_by
+from support.broker_driver import driver, served_by
 from zagent.errors import MemberLost, PoolLost, ProtocolError, to_wire
 from zagent.wire.messages import Abandoned
 
@@ -32,7 +32,7 @@ def abandon(d: Any, sender: bytes, pool: str = "engine") -> Any:
 def test_an_abandoned_pools_calls_end_in_the_launchers_words() -> None:
     """Those that wait, also bound to a member that is gone, and those that come later; `PoolLost` is not transient."""
     d = driver()
-    caller, launcher, member = d.caller(), d.caller("launcher", secret=SECRET), d.join("m0", credits=1)
+    caller, launcher, member = d.caller(), d.launcher(), d.join("m0", credits=1)
     d.call(caller, b"1", "s")
     d.call(caller, b"2", "s")
     d.call(caller, b"3")
@@ -49,7 +49,7 @@ def test_an_abandoned_pools_calls_end_in_the_launchers_words() -> None:
 def test_a_member_that_comes_after_all_opens_its_pool_again() -> None:
     """Somebody started one by hand."""
     d = driver()
-    caller, launcher = d.caller(), d.caller("launcher", secret=SECRET)
+    caller, launcher = d.caller(), d.launcher()
     abandon(d, launcher)
     d.join("m0")
     assert served_by(d.call(caller, b"1")) == "m0"
@@ -58,7 +58,7 @@ def test_a_member_that_comes_after_all_opens_its_pool_again() -> None:
 def test_only_the_launcher_may_abandon_a_pool() -> None:
     """Anybody else is told no, and unknown pools are ignored."""
     d = driver()
-    caller, launcher = d.caller(), d.caller("launcher", secret=SECRET)
+    caller, launcher = d.caller(), d.launcher()
     (refused,) = abandon(d, caller)
     assert isinstance(refused.error, ProtocolError)
     assert abandon(d, launcher, "nonsense") == []

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from support.broker_driver import Driver, driver, served_by
+from support.broker_driver import Driver, driver, name_of, nonce_of, served_by
 from zagent.errors import CallerError, DeadlineExceeded, MemberLost, Overloaded
 from zagent.wire.messages import Call, Failure
 
@@ -27,7 +27,7 @@ def test_sequential_new_sessions_are_spread_evenly(calls: int, each: int) -> Non
     for i in range(calls):
         name = served_by(d.call(caller, b"%d" % i, f"s{i}"))
         got[name] += 1
-        d.reply(f"{name}/1".encode(), b"%d" % i)
+        d.reply(nonce_of(name, 1), b"%d" % i)
     assert all(abs(count - each) <= 1 for count in got.values())
     assert d.quiet()
 
@@ -98,7 +98,7 @@ def test_sessions_in_flight_outlive_the_cache() -> None:
     busy = served_by(d.call(caller, b"busy", "busy"))
     for i in range(20):
         name = served_by(d.call(caller, b"%d" % i, f"s{i}"))
-        d.reply(f"{name}/1".encode(), b"%d" % i)
+        d.reply(nonce_of(name, 1), b"%d" % i)
     assert served_by(d.call(caller, b"again", "busy")) == busy
     assert d.broker(caller, "status")["sessions"] == 2
 
@@ -210,7 +210,7 @@ def test_a_call_that_waited_is_sent_with_what_is_left() -> None:
     d.now = 0.5
     d.join("m0")
     call = next(s for s in d.take() if isinstance(s.message, Call))
-    assert call.message == Call(b"1", 1, "engine", "generate", "s", 1000)
+    assert call.message == Call(b"1", 1, "engine", "generate", "s", 1000, "", 1)
     assert call.body == {"x": 1}
 
 
@@ -218,7 +218,7 @@ def test_a_call_that_did_not_wait_is_forwarded_as_it_came() -> None:
     """The broker does not encode again what it merely relays."""
     d, caller, _ = started(1)
     frames = [
-        b"\x98\x01\x01\xa11\x01\xa6engine\xa8generate\xa0\xcd\x05\xdc".replace(b"\xa11", b"\xc4\x011"),
+        b"\x98\x01\x01\xc4\x09" + caller + b"1\x01\xa6engine\xa8generate\xa0\xcd\x05\xdc",
         b"not even msgpack \xc1",
     ]
     sent = d.raw(b"d" + caller, frames)
@@ -228,7 +228,7 @@ def test_a_call_that_did_not_wait_is_forwarded_as_it_came() -> None:
 def test_each_new_session_goes_to_a_member_with_the_fewest_in_flight() -> None:
     """By the core's own record, with callers that answer at different speeds."""
     d, caller, nonces = started(4)
-    by_name = {nonce.decode().partition("/")[0]: nonce for nonce in nonces}
+    by_name = {name_of(nonce): nonce for nonce in nonces}
     held: list[tuple[str, bytes]] = []
     for i in range(400):
         held.append((served_by(d.call(caller, b"%d" % i, f"s{i}")), b"%d" % i))
@@ -345,7 +345,7 @@ def test_memory_does_not_grow_with_calls() -> None:
     d, caller, _ = started(4, sticky_cache_size=100)
     for i in range(20_000):
         name = served_by(d.call(caller, b"%d" % i, f"s{i}"))
-        d.reply(f"{name}/1".encode(), b"%d" % i)
+        d.reply(nonce_of(name, 1), b"%d" % i)
         d.out.clear()
     assert d.quiet()
     assert len(d.core.dispatch.sessions) == 100

@@ -183,7 +183,7 @@ def test_a_channel_that_cannot_be_opened_is_a_lost_connection() -> None:
     """The error of the first lane gets through, and closing is still possible."""
 
     class Broken:
-        def open(self, receiver: Any) -> None:
+        def open(self, receiver: Any, reconnected: Any) -> None:
             raise ConnectionLost("no endpoint")
 
         def send(self, frames: Any) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from support.alone import Alone, forever
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
 from zagent.client.calls import Calls, Retry
-from zagent.client.link import Identity, Link
-from zagent.client.member import Member
 from zagent.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -21,60 +20,13 @@ from zagent.errors import (
     RemoteError,
     UnknownMethod,
 )
-from zagent.wire.channel import MemoryRouter
-from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
-from zagent.wire.messages import Call, Cancel, Drain, Failure, Reply, Welcome
+from zagent.wire.messages import Call, Drain, Goodbye
 
 ONCE = Retry(attempts=1)
 
 
-async def forever(argument: Any, call: Call) -> None:
-    await asyncio.sleep(1e6)
-
-
 class Panic(BaseException):
     """What a Rust extension raises: no Exception."""
-
-
-class Alone:
-    """A member with a hand-fed broker: what it answered, in order."""
-
-    def __init__(self, methods: dict[str, Any]) -> None:
-        self.router = MemoryRouter()
-        self.router.receiver = self._got
-        self.said: list[tuple[Any, Any]] = []
-        self.link = Link(self.router.connect, Identity("engine", "m", 1, 8, ""))
-        self.member = Member(self.link, methods)
-
-    def _got(self, batch: Any) -> None:
-        for _, frames in batch:
-            self.said.append((decode_header(frames[0]), decode_body(frames[1:]) if len(frames) > 1 else None))
-
-    async def open(self) -> Alone:
-        opening = asyncio.create_task(self.link.open())
-        await asyncio.sleep(0)
-        self.send(Welcome(1), {}, lane=b"c")
-        await opening
-        await asyncio.sleep(0)
-        self.said.clear()
-        return self
-
-    def send(self, message: Any, body: Any = None, lane: bytes = b"d") -> None:
-        assert self.router.send(lane + self.link.nonce, [encode_header(message), *encode_body(body)])
-
-    def call(self, call: bytes = b"1", method: str = "do", attempt: int = 1, **fields: Any) -> None:
-        self.send(Call(call, attempt, "engine", method)._replace(**fields))
-
-    def cancel(self, call: bytes = b"1", attempt: int = 1) -> None:
-        self.send(Cancel(call, attempt), lane=b"c")
-
-    def answers(self) -> list[tuple[str, bytes, int, Any]]:
-        """(kind, call, attempt, value or error's type)."""
-        return [
-            (type(m).__name__, m.call, m.attempt, body["type"] if isinstance(m, Failure) else body)
-            for m, body in self.said
-            if isinstance(m, (Reply, Failure))
-        ]
 
 
 def test_an_unknown_method_is_named() -> None:
@@ -200,7 +152,7 @@ def test_a_repeated_call_runs_once_and_is_answered_once() -> None:
 
 
 def test_a_cancelled_call_is_answered_when_it_has_stopped() -> None:
-    """The member's own clean-up comes first, then `CallCancelled`."""
+    """The member's own clean-up comes first, then a `TransientError`: whoever hears it has not cancelled it."""
 
     async def main() -> None:
         events = []
@@ -221,7 +173,7 @@ def test_a_cancelled_call_is_answered_when_it_has_stopped() -> None:
         assert alone.member.in_flight == 1
         await asyncio.sleep(1)
         assert events == ["stopped"]
-        assert alone.answers() == [("Failure", b"1", 1, "CallCancelled")]
+        assert alone.answers() == [("Failure", b"1", 1, "TransientError")]
         assert alone.member.in_flight == 0
 
     run(main())
@@ -235,7 +187,7 @@ def test_a_call_and_its_cancel_in_one_turn_of_the_loop() -> None:
         alone.call()
         alone.cancel()
         await asyncio.sleep(1)
-        assert alone.answers() == [("Failure", b"1", 1, "CallCancelled")]
+        assert alone.answers() == [("Failure", b"1", 1, "TransientError")]
         assert alone.member.in_flight == 0
 
     run(main())
@@ -257,7 +209,7 @@ def test_a_cancel_that_overtakes_its_call() -> None:
         alone.call(attempt=2)
         await asyncio.sleep(1)
         assert ran == [2]
-        assert alone.answers() == [("Failure", b"1", 1, "CallCancelled"), ("Reply", b"1", 2, "done")]
+        assert alone.answers() == [("Failure", b"1", 1, "TransientError"), ("Reply", b"1", 2, "done")]
 
     run(main())
 
@@ -365,8 +317,9 @@ def test_a_task_that_refuses_to_stop_does_not_hold_the_exit_up() -> None:
     run(main())
 
 
-def test_a_dying_member_fails_all_at_once() -> None:
-    """`fail_all` answers without waiting for any task."""
+@pytest.mark.parametrize("crashed", [True, False])
+def test_a_dying_member_says_so_and_leaves_the_answers_to_the_broker(crashed: bool) -> None:
+    """Nothing that runs is waited for or answered: the broker knows who must hear what."""
 
     async def main() -> None:
         alone = await Alone({"do": forever}).open()
@@ -374,12 +327,12 @@ def test_a_dying_member_fails_all_at_once() -> None:
             alone.call(b"%d" % i)
         await asyncio.sleep(0.1)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        alone.member.fail_all("the scheduler died")
-        await asyncio.sleep(0)
-        assert alone.answers() == [("Failure", b"%d" % i, 1, "MemberLost") for i in range(3)]
+        alone.member.leave_at_once("the scheduler died", crashed)
+        assert alone.link.closed == "the scheduler died"
         for task in tasks:
             task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert [message for message, _ in alone.said] == [Goodbye("the scheduler died", crashed)]
 
     run(main())
 

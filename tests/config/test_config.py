@@ -169,11 +169,27 @@ def test_engine_args_may_not_set_what_zagent_owns(key: str) -> None:
     assert f"may not set '{key}': zagent owns it" in refused(f"engine.args.{key}=1")
 
 
-def test_open_tcp_needs_a_word() -> None:
-    """`broker.insecure=true`, or it is refused; ipc needs none."""
-    assert "broker.insecure=true" in refused("broker.endpoint=tcp://127.0.0.1:0")
+def test_tcp_needs_keys_or_a_word() -> None:
+    """`broker.keys=FILE` or `broker.insecure=true`, else it is refused with both ways out; ipc needs neither."""
+    said = refused("broker.endpoint=tcp://127.0.0.1:0")
+    assert "broker.insecure=true" in said
+    assert "broker.keys=FILE" in said
     assert load("broker.endpoint=tcp://127.0.0.1:0", "broker.insecure=true").broker.insecure
+    assert load("broker.endpoint=tcp://127.0.0.1:0", "broker.keys=k").broker.keys == "k"
     assert load("broker.endpoint=ipc:///tmp/x").broker.endpoint == "ipc:///tmp/x"
+
+
+@pytest.mark.parametrize("endpoint", [[], ["broker.endpoint=ipc:///tmp/x"]])
+def test_keys_are_for_tcp(endpoint: list[str]) -> None:
+    """Where they would guard nothing they are refused, not ignored."""
+    assert "keys are for tcp:// endpoints" in refused("broker.keys=k", *endpoint)
+
+
+def test_an_endpoint_to_bind_has_no_keys_in_it() -> None:
+    """Peers' endpoints have; the error names the key to use."""
+    said = refused("broker.endpoint='tcp://127.0.0.1:0?keys=/k'", "broker.insecure=true")
+    assert "give the key file as broker.keys" in said
+    assert "broker.keys" in refused("broker.endpoint=tcp://127.0.0.1:0", "broker.keys=''")
 
 
 def test_a_relative_loop_file_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

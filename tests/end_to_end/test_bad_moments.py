@@ -40,13 +40,13 @@ def test_a_connected_trainer_hears_that_the_cluster_is_gone(tmp_path: Path) -> N
             server.kill()
             waiting.join(20)
             assert {(o.status, type(o.error)) for o in found} == {("failed", zagent.ConnectionLost)}
-            assert "hung up" in str(found[0].error)
+            assert "launcher has ended" in str(found[0].error)
             eventually(lambda: not with_run_id(manager.run_id), 5)
 
 
 def test_the_reason_of_the_end_reaches_the_rows(tmp_path: Path) -> None:
-    """The only engine is killed: the rows' errors say so, and quote its log's place."""
-    with zagent.AgentLoopManager.launch(sim_config(tmp_path, *SLOW)) as manager:
+    """The only engine is killed for good: the rows' errors say so, and quote its log's place."""
+    with zagent.AgentLoopManager.launch(sim_config(tmp_path, *SLOW, "launcher.max_restarts=0")) as manager:
         outcomes: list[zagent.Outcome] = []
         waiting = threading.Thread(target=lambda: outcomes.extend(manager.stream(questions(3))))
         waiting.start()

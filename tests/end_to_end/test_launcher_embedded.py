@@ -20,7 +20,7 @@ from launcher.record import Record
 from support import fake_launch
 from support.processes import eventually, running, with_run_id
 from zagent.config import Config
-from zagent.errors import ConfigError, ConnectionLost, MemberLost, StartupError
+from zagent.errors import ConfigError, ConnectionLost, PoolLost, StartupError
 from zagent.trainer.embed import Launched, start_launcher
 
 Start = Callable[..., Launched]
@@ -158,16 +158,42 @@ def test_a_launcher_that_dies_without_a_word_does_not_hang_the_trainer(config: C
         start_launcher(config, dying)
 
 
-def test_death_of_the_last_engine_is_the_exit_reason(start: Start) -> None:
+def limited(config: Config, **limits: Any) -> dict[str, Any]:
+    """The launcher's section with these."""
+    return {"launcher": config.launcher.model_copy(update=limits)}
+
+
+def test_death_of_the_last_engine_is_the_exit_reason(start: Start, config: Config) -> None:
     """The trainer can ask why its cluster went away."""
-    launched = start("endpointed", "dying_by_cue")
+    launched = start("endpointed", "dying_by_cue", **limited(config, max_restarts=0))
     (launched.run_dir / "cue").touch()
     eventually(lambda: not launched.alive)
     reason = launched.exit_reason()
-    assert isinstance(reason, MemberLost)
+    assert isinstance(reason, PoolLost)
     assert "exited with code 3" in str(reason)
     assert launched.exit_reason() is reason
     assert with_run_id(launched.run_id) == []
+
+
+@pytest.mark.parametrize("name", ["broker", "worker-0"])
+def test_whoever_is_killed_comes_back(start: Start, name: str) -> None:
+    """The cluster goes on at the same place, with a process more in that log; then nothing is left of either life."""
+    launched = start()
+    log = launched.log_dir / f"{name}.log"
+    (pid,) = named(launched.run_id, name)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: log.read_text().count("serving") == 2)
+    assert launched.alive
+    assert Path(launched.endpoint.removeprefix("ipc://")).exists()
+    launched.close()
+    assert with_run_id(launched.run_id) == []
+    assert launched.exit_reason() is None
+
+
+def named(run_id: str, name: str) -> list[int]:
+    """Pids of the child of that name."""
+    mark = f"ZAGENT_CHILD={name}\0"
+    return [pid for pid in with_run_id(run_id) if mark in Path(f"/proc/{pid}/environ").read_text()]
 
 
 def test_kill_of_the_launcher_takes_everything_along(start: Start) -> None:
@@ -181,6 +207,39 @@ def test_kill_of_the_launcher_takes_everything_along(start: Start) -> None:
     eventually(lambda: not launched.alive)
     assert isinstance(launched.exit_reason(), ConnectionLost)
     assert "killed by SIGKILL" in str(launched.exit_reason())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_kill_of_the_launcher_during_a_restart(start: Start, config: Config, waits: bool) -> None:
+    """While an engine starts again, and while it waits to be: nothing is left, and nothing is started any more."""
+    launched = start("endpointed", "restarting", **limited(config, restart_wait_s=60.0 if waits else 0.0))
+    (launched.run_dir / "cue").touch()
+    lives, log = launched.run_dir / "lives", launched.log_dir / "launcher.log"
+    eventually(lambda: "is started again in 60 s" in log.read_text() if waits else len(lives.read_text().split()) > 4)
+    os.kill(launched.pid, signal.SIGKILL)
+    nothing_left(launched.run_id, launched.run_dir)
+
+
+def test_the_next_start_sweeps_what_a_dead_janitor_could_not(start: Start) -> None:
+    """Launcher and janitor are killed together: processes, run directory and shared memory go at the next start."""
+    launched = start("endpointed", "forking")
+    memory = rundir.SHARED_MEMORY / f"{rundir.PREFIX}{launched.run_id}-weights"
+    memory.touch()
+    forks = [int(pid) for pid in (launched.run_dir / "pids").read_text().split()]
+    for pid in (*janitors(launched.run_id), launched.pid):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not launched.alive)
+    assert all(running(fork) for fork in forks)
+    assert memory.exists()
+    assert launched.run_dir.exists()
+    start().close()
+    assert with_run_id(launched.run_id) == []
+    assert not memory.exists()
+    assert not launched.run_dir.exists()
+
+
+def janitors(run_id: str) -> list[int]:
+    return [p for p in with_run_id(run_id) if b"launcher.janitor" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
 
 def trainer(tmp_path: Path, config: Config, then: str, *rooms: str) -> tuple[subprocess.Popen[str], str, Path, int]:
@@ -210,18 +269,42 @@ def test_kill_of_the_trainer_takes_everything_along(tmp_path: Path, config: Conf
     eventually(lambda: not running(launcher), within_s=1.0)  # an exiting process loses its environment first
 
 
-def test_kill_of_a_trainer_with_a_forked_data_loader(tmp_path: Path, config: Config) -> None:
-    """A fork that lives on, with the trainer's pipes, does not keep the cluster."""
-    then = "pid = os.fork(); print(pid, flush=True) if pid else None; time.sleep(600)"
+def test_kill_of_a_trainer_during_a_restart(tmp_path: Path, config: Config) -> None:
+    """An engine that starts again goes as well, and is not started a third time."""
+    then = "time.sleep(600)"
+    process, run_id, run_dir, _ = trainer(tmp_path, config, then, "endpointed", "restarting")
+    with process:
+        (run_dir / "cue").touch()
+        eventually(lambda: len((run_dir / "lives").read_text().split()) > 4)
+        process.kill()
+        nothing_left(run_id, run_dir)
+
+
+def test_kill_of_a_trainer_with_forked_data_loaders(tmp_path: Path, config: Config) -> None:
+    """Forks that live on, with the trainer's pipes, do not keep the cluster: a data loader's workers, deaf to SIGTERM,
+    and one in a session of its own."""
+    then = """
+    import multiprocessing, signal
+    def work(own_session):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if own_session: os.setsid()
+        time.sleep(600)
+    loaders = [multiprocessing.get_context("fork").Process(target=work, args=(own,)) for own in (0, 0, 1)]
+    for loader in loaders: loader.start()
+    print(*[loader.pid for loader in loaders], flush=True)
+    time.sleep(600)"""
     process, run_id, run_dir, _ = trainer(tmp_path, config, then)
     with process:
         assert process.stdout is not None
-        fork = int(process.stdout.readline())
+        forks = [int(pid) for pid in process.stdout.readline().split()]
         try:
             process.kill()
             nothing_left(run_id, run_dir)
+            assert len(forks) == 3
+            assert all(running(fork) for fork in forks)
         finally:
-            os.kill(fork, signal.SIGKILL)
+            for fork in forks:
+                os.kill(fork, signal.SIGKILL)
 
 
 def test_an_exception_in_the_trainer_leaves_nothing(tmp_path: Path, config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 
 import zagent
 from support.clusters import questions
-from support.processes import eventually, with_run_id
+from support.processes import eventually, running, with_run_id
 from support.transformers_reference import Reference
+from zagent.errors import MemberLost
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -32,6 +34,7 @@ def config(logs: Path, *more: str) -> zagent.Config:
             "worker.count=1",
             "rollout.prompt_length=128",
             "rollout.response_length=24",
+            "engine.checkpoint_tokens=4",
             *more,
         ]
     )
@@ -152,18 +155,88 @@ def test_an_id_outside_the_vocabulary_harms_nobody(manager: zagent.AgentLoopMana
     assert {engine["state"] for engine in manager.status()["pools"]["engine"].values()} == {"ready"}
 
 
-def test_an_engine_whose_scheduler_is_killed_costs_no_row(manager: zagent.AgentLoopManager) -> None:
-    """kill -9 of one scheduler while rows run: the adapter notices, callers send again, every row is ok; afterwards
-    closing leaves no process and no shared memory. (Last: it costs the shared cluster an engine.)"""
-    stream = manager.stream(batch(24))
-    outcomes = [next(stream)]
-    victim = manager.status()["pools"]["engine"]["engine-0"]["pid"]
-    scheduler = next(p for p in psutil.Process(victim).children() if "scheduler" in " ".join(p.cmdline()))
+def engine_0(manager: zagent.AgentLoopManager) -> dict[str, Any]:
+    found: dict[str, Any] = manager.status()["pools"]["engine"]["engine-0"]
+    return found
+
+
+def sampled_tokens(manager: zagent.AgentLoopManager) -> int:
+    """What the engines that live have answered with."""
+    return sum(stats["response_tokens"] for stats in manager.engine_stats().values())
+
+
+def kill_scheduler(pid: int) -> float:
+    """SIGKILL of an engine's scheduler; when it was."""
+    scheduler = next(p for p in psutil.Process(pid).children() if "scheduler" in " ".join(p.cmdline()))
     os.kill(scheduler.pid, signal.SIGKILL)
-    outcomes += list(stream)
+    return time.monotonic()
+
+
+async def cut_off(manager: zagent.AgentLoopManager, rows: int) -> tuple[list[zagent.Outcome], dict[str, float]]:
+    """Outcomes of ``rows`` rows while the scheduler of engine-0 is killed in the middle of at least eight of them; and
+    seconds from then until a caller knew of the loss, the broker knew, the engine's process was gone, all was done.
+
+    A call of our own on that engine tells how far its rows are: they decode with it, in step.
+    """
+    calls, pieces = await manager.server_manager._table(), []
+    argument = [np.arange(10, 20, dtype=np.int32), {"max_new_tokens": 1000, "ignore_eos": True}, None, None]
+    call = asyncio.ensure_future(
+        calls.call("engine", "generate", argument, member="engine-0", on_progress=pieces.append)
+    )
+    outcomes = asyncio.ensure_future(asyncio.to_thread(lambda: list(manager.stream(batch(rows)))))
+    await until(lambda: engine_0(manager)["in_flight"] >= 9)
+    seen = len(pieces)
+    await until(lambda: len(pieces) >= seen + 4)
+    victim = engine_0(manager)
+    assert victim["in_flight"] >= 9
+    killed = kill_scheduler(victim["pid"])
+    with pytest.raises(MemberLost) as lost:
+        await call
+    seconds = {"to the caller": time.monotonic() - killed}
+    assert not lost.value.crashed
+    await until(lambda: (engine_0(manager)["state"], engine_0(manager)["epoch"]) != ("ready", 1))
+    seconds["to the broker"] = time.monotonic() - killed
+    await until(lambda: not running(victim["pid"]))
+    seconds["to its end"] = time.monotonic() - killed
+    found = await outcomes
+    return found, {**seconds, "until all rows were done": time.monotonic() - killed}
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - other processes have no event for it
+            await asyncio.sleep(0.01)
+
+
+def test_an_engine_whose_scheduler_is_killed_costs_no_row(
+    manager: zagent.AgentLoopManager, run: Any, reference: Reference
+) -> None:
+    """kill -9 of one scheduler while at least eight rows run there: the loss is known within 1.5 s, every row is ok,
+    those that were cut go on from the tokens they had (with the model's own log-probabilities throughout), and the
+    engine is back and serves. Afterwards closing leaves no process and no shared memory. (Last: it closes the cluster.)
+    """
+    before = sampled_tokens(manager) - manager.engine_stats()["engine-0"]["response_tokens"]
+    outcomes, seconds = run(cut_off(manager, 24))
+    began = time.monotonic() - seconds["until all rows were done"]
+    print("scheduler killed:", ", ".join(f"{time:.2f} s {what}" for what, time in seconds.items()))
+    assert max(seconds["to the caller"], seconds["to the broker"]) < 1.5
+    assert seconds["to its end"] < 1.5
     assert [outcome.error for outcome in outcomes if outcome.status != "ok"] == []
     assert len(outcomes) == 24
-    assert manager.status()["pools"]["engine"]["engine-0"]["state"] == "dead"
+
+    outputs = [outcome.output for outcome in outcomes if outcome.output is not None]
+    for output in outputs:
+        prompt, response = list(output.prompt_ids), list(output.response_ids)
+        assert np.abs(np.asarray(output.response_logprobs) - reference.log_probs(prompt, response)).max() < 1e-3
+    kept = sum(len(output.response_ids) for output in outputs) - (sampled_tokens(manager) - before)
+    print(f"tokens of the killed engine's that were not sampled again: {kept}")
+    assert kept >= 8 * 4
+
+    eventually(lambda: (engine_0(manager)["state"], engine_0(manager)["epoch"]) == ("ready", 2), 180)
+    print(f"engine back after {time.monotonic() - began:.0f} s")
+    assert manager.generate_sequences(batch(16)).meta_info["failed"] == 0
+    assert manager.engine_stats()["engine-0"]["calls"] >= 4
+
     run_id = manager.run_id
     manager.close()
     eventually(lambda: not with_run_id(run_id), 5)

@@ -73,6 +73,25 @@ def test_answers_are_int32_and_float32_with_one_version(engine: dict[str, Any]) 
         assert call["versions"] == [[0, 0, len(call["ids"])]]
 
 
+def test_what_is_told_on_the_way_is_the_answer(engine: dict[str, Any]) -> None:
+    """Ids and log-probabilities are those of the answer's first tokens, at least eight at a time and never the last,
+    with their versions; and the answer is that of a call that is not streamed."""
+    streamed = engine["streamed"]
+    for call in [*streamed["answers"], streamed["longest"]]:
+        told = sum(call["sizes"])
+        assert (call["told"], call["told_log_probs"]) == (call["ids"][:told], call["log_probs"][:told])
+        assert told < len(call["ids"])
+        assert all(size >= real_model.CHECKPOINT_TOKENS for size in call["sizes"])
+        assert call["told_versions"] == [[[0, 0, size]] for size in call["sizes"]]
+    assert len(streamed["longest"]["sizes"]) >= 4
+    assert [call["ids"] for call in streamed["answers"]] == [call["ids"] for call in engine["greedy"]]
+
+
+def test_a_streamed_call_is_refused_like_any_other(engine: dict[str, Any]) -> None:
+    """What SGLang's scheduler refuses is an answer there, and an error here."""
+    assert [kind for kind, _ in engine["streamed"]["refused"]] == ["InvalidRequest"]
+
+
 def test_light_tokenizer_equals_the_engines(engine: dict[str, Any]) -> None:
     """The probe of the tokenizer without torch equals that of SGLang's own."""
     light, own = engine["probes"]
@@ -150,16 +169,30 @@ def test_signals_stay_with_the_process(engine: dict[str, Any]) -> None:
 
 def test_sigquit_of_a_child_is_a_death_and_no_suicide(engine: dict[str, Any]) -> None:
     """SGLang's children report failures by SIGQUIT: it resolves `died`, and the process lives on to say so."""
-    assert engine["signals"]["sigquit"] == "a process of SGLang reported a failure"
+    assert engine["signals"]["sigquit"] == ["a process of SGLang reported a failure", True]
+
+
+def test_a_stopped_scheduler_is_noticed(engine: dict[str, Any]) -> None:
+    """It answers while it is idle and while it works. Stopped, it is dead after the limit, and no call is to blame."""
+    found = engine["silent"]
+    assert found["well"]
+    assert found["death"][0].endswith("of SGLang has been stopped for 4 s")
+    assert found["death"][1] is False
+    assert 3 < found["seconds"] < 10
+    assert len(found["next"]["ids"]) == 3
 
 
 def test_death_of_the_scheduler_is_noticed(engine: dict[str, Any]) -> None:
-    """SIGKILL of the scheduler resolves `died` within a second, and calls fail instead of waiting for ever."""
+    """SIGKILL of the scheduler resolves `died` within a second, as a death from outside; calls fail instead of waiting
+    for ever. The engine's process can end within another half."""
     found = engine["killed"]
     assert found["seconds"] < 1.0
-    assert "was killed by signal 9" in found["reason"]
-    assert found["pending"] == found["next"] == ["EngineError", f"the engine died: {found['reason']}"]
+    reason, crashed = found["death"]
+    assert "was killed by signal 9" in reason
+    assert not crashed
+    assert found["pending"] == found["next"] == ["EngineError", f"the engine died: {reason}"]
     assert found["in_flight"] == 0
+    print(f"SGLang closed {engine['closed']['seconds']:.2f} s after its death")
 
 
 def test_close_leaves_no_process(engine: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_the_models_own_template_and_tokenizer_are_used() -> None:
         seen: list[Any] = []
         generate = server.engine.generate
 
-        async def noted(request: Any) -> Any:
+        async def noted(request: Any, progress: Any = None) -> Any:
             output = await generate(request)
             seen.append((request, output))
             return output

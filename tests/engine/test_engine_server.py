@@ -10,9 +10,12 @@ import pytest
 
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
+from zagent.client.calls import Retry
 from zagent.config import EngineConfig
-from zagent.engine.server import EngineServer, _end_dead, _first_end, build, main, read_request
+from zagent.engine.base import Death
+from zagent.engine.server import EngineServer, _run, build, main, read_request
 from zagent.errors import ConfigError, EngineError, InvalidRequest, MemberLost
+from zagent.types import TokenOutput
 from zagent.wire.messages import Call
 
 CALL = Call(b"\x01" * 16, 3, "engine", "generate")
@@ -117,68 +120,159 @@ def test_one_process_may_host_several_simulated_engines() -> None:
     assert len(build({"engine": engine, "members": members, "model": model})) == 2
 
 
-def test_a_dying_engine_answers_what_it_had() -> None:
-    """`MemberLost` with the reason, never an empty answer (pitfall B4); the wait tells death from a stop."""
+def cancel_all() -> None:
+    """What a process that has been told to end would leave running for the moment."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
 
-    async def main() -> None:
+
+async def ended(
+    cluster: Cluster, servers: list[EngineServer], monkeypatch: pytest.MonkeyPatch, stop: asyncio.Event | None = None
+) -> int:
+    """The exit code of a process with these engines, once it ends."""
+    monkeypatch.setattr("zagent.engine.server.terminate", lambda: None)
+    return await _run(stop or asyncio.Event(), servers)
+
+
+@pytest.mark.parametrize(("crashed", "code"), [(True, 86), (False, 87)])
+def test_a_dying_engine_says_so_and_its_calls_are_lost(
+    crashed: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`MemberLost` with the reason and whether it died by itself, never an empty answer (pitfall B4); the exit code
+    says the same."""
+
+    async def main() -> tuple[int, MemberLost]:
         async with Cluster() as cluster:
-            server: EngineServer = await cluster.engine(decode_tokens_per_s=0.001, faults=[{"do": "exit", "at_s": 5}])
-            calls = await cluster.caller()
-            task = asyncio.create_task(
-                calls.call("engine", "generate", [[1], {"max_new_tokens": 5}, None, None], member="engine-0")
-            )
-            await asyncio.sleep(1)
-            running = asyncio.all_tasks() - {asyncio.current_task(), task}
-            reason = await _first_end(asyncio.Event(), [server.engine])
+            server = await cluster.engine(decode_tokens_per_s=0.001)
+            calls = await cluster.caller(Retry(attempts=1))
+            argument = [[1], {"max_new_tokens": 5}, None, None]
+            task = asyncio.create_task(calls.call("engine", "generate", argument))
+            death = Death("it fell over", crashed)
+            asyncio.get_running_loop().call_later(5, server.engine.died.set_result, death)
+            found = await ended(cluster, [server], monkeypatch)
             assert asyncio.get_running_loop().time() == pytest.approx(5)
-            assert reason is not None
-            assert "exit from the fault script" in reason
-            server.member.fail_all(reason)
-            with pytest.raises(MemberLost, match="exit from the fault script"):
+            with pytest.raises(MemberLost, match="it fell over") as lost:
                 await task
-            for left in running:
-                left.cancel()
+            cancel_all()
             await asyncio.sleep(0)
+            return found, lost.value
 
-    run(main())
+    found, lost = run(main())
+    assert (found, lost.crashed) == (code, crashed)
+    assert "engine died: it fell over" in capsys.readouterr().err
 
 
-def test_a_stop_is_no_death() -> None:
-    """The wait ends with None, and leaves no task behind."""
+def test_engines_beside_a_dead_one_are_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end with their process; their calls are no suspects."""
 
-    async def main() -> None:
+    async def main() -> list[bool]:
+        async with Cluster() as cluster:
+            servers = [await cluster.engine(i, decode_tokens_per_s=0.001) for i in range(2)]
+            calls = await cluster.caller(Retry(attempts=1))
+            argument = [[1], {"max_new_tokens": 5}, None, None]
+            tasks = [asyncio.create_task(calls.call("engine", "generate", argument)) for _ in range(2)]
+            await asyncio.sleep(1)
+            assert [server.engine.in_flight() for server in servers] == [1, 1]
+            servers[1].engine.died.set_result(Death("it fell over", True))
+            await ended(cluster, servers, monkeypatch)
+            lost = await asyncio.gather(*tasks, return_exceptions=True)
+            cancel_all()
+            await asyncio.sleep(0)
+            return sorted(error.crashed for error in lost if isinstance(error, MemberLost))
+
+    assert run(main()) == [False, True]
+
+
+def test_a_stop_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 0, and no task is left behind."""
+
+    async def main() -> tuple[int, int]:
         async with Cluster() as cluster:
             server = await cluster.engine()
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(3, stop.set)
-            assert await _first_end(stop, [server.engine]) is None
+            code = await ended(cluster, [server], monkeypatch, stop)
+            await asyncio.sleep(0)
+            return code, len(asyncio.all_tasks())
 
-    run(main())
+    assert run(main()) == (0, 1)
 
 
-def test_the_end_of_a_dead_engine_is_bounded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_engine_that_the_broker_lets_go_of_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An engine whose close hangs does not keep the process; the exit code is the agreed one."""
+    """Exit code 1, at once, and why; the engine is closed."""
 
-    async def main() -> tuple[int, float]:
+    async def main() -> int:
+        async with Cluster() as cluster:
+            server = await cluster.engine()
+            asyncio.get_running_loop().call_later(3, server.link.close, "the broker refused the hello: no")
+            code = await ended(cluster, [server], monkeypatch)
+            assert asyncio.get_running_loop().time() == pytest.approx(3)
+            with pytest.raises(EngineError, match="is not running"):
+                await server.engine.generate(read_request([[1], {}, None, None], CALL))
+            return code
+
+    assert run(main()) == 1
+    assert "cut off from the broker: the broker refused the hello: no" in capsys.readouterr().err
+
+
+def test_the_end_of_a_dead_engine_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose close hangs does not keep the process: it is gone within a second."""
+
+    async def main() -> float:
         async with Cluster() as cluster:
             server = await cluster.engine()
             closed = server.engine.close
             server.engine.close = lambda: asyncio.sleep(1000)  # type: ignore[method-assign]
-            monkeypatch.setattr("zagent.engine.server.terminate", lambda: None)
-            start = asyncio.get_running_loop().time()
-            code = await _end_dead([server], "it fell over")
-            took = asyncio.get_running_loop().time() - start
+            server.engine.died.set_result(Death("it fell over", True))
+            assert await ended(cluster, [server], monkeypatch) == 86
+            took = asyncio.get_running_loop().time()
             server.engine.close = closed  # type: ignore[method-assign]
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+            cancel_all()
             await asyncio.sleep(0)
-            return code, took
+            return took
 
-    code, took = run(main())
-    assert (code, took) == (86, pytest.approx(2.0))
-    assert "engine died: it fell over" in capsys.readouterr().err
+    assert run(main()) == pytest.approx(0.4)
+
+
+def test_looking_back_calls_and_chats_are_not_told_of() -> None:
+    """Nobody could go on from there: the engine need not stream them."""
+
+    async def main() -> list[bool]:
+        async with Cluster() as cluster:
+            server = await cluster.engine()
+            listened = []
+
+            async def generate(request: Any, progress: Any) -> TokenOutput:
+                listened.append(progress is not None)
+                return TokenOutput(np.array([1], np.int32))
+
+            server.engine.generate = generate  # type: ignore[method-assign]
+            manager = await cluster.manager()
+            await manager.generate("s", [1], {})
+            await manager.generate("s", [1], {"stop": ["x"]})
+            return listened
+
+    assert run(main()) == [True, False]
+
+
+def test_checkpoints_are_the_engines_as_configured() -> None:
+    """`engine.checkpoint_tokens` reaches a simulated engine."""
+    settings = {
+        "engine": EngineConfig(kind="sim", checkpoint_tokens=7).model_dump(mode="json"),
+        "members": [{"name": "engine-0", "index": 0, "epoch": 1}],
+        "model": {"path": "tiny"},
+    }
+
+    async def main() -> list[int]:
+        (engine,) = build(settings)
+        await engine.start()
+        pieces: list[TokenOutput] = []
+        await engine.generate(read_request([[1], {"max_new_tokens": 20}, None, None], CALL), pieces.append)
+        return [len(piece.token_ids) for piece in pieces]
+
+    assert run(main()) == [7, 7]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,14 @@ def test_idle_engines_sleep() -> None:
     assert arguments()["sleep_on_idle"] is True
 
 
+@pytest.mark.parametrize(("tokens", "interval"), [(0, None), (64, 64)])
+def test_answers_are_streamed_in_the_steps_that_callers_are_told(tokens: int, interval: int | None) -> None:
+    """SGLang sends nothing in between; without `checkpoint_tokens` nothing is streamed."""
+    assert arguments(checkpoint_tokens=tokens).get("stream_interval") == interval
+    with pytest.raises(ConfigError, match="zagent owns it"):
+        Config.from_dict({"engine": {"args": {"stream_interval": 1}}})
+
+
 def test_cpu_runs_float32_on_torch_native() -> None:
     """Without a GPU the defaults are exact and need no kernels."""
     found = arguments()

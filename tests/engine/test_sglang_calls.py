@@ -10,6 +10,7 @@ import pytest
 from zagent.engine import sglang_calls as calls
 from zagent.engine.base import EngineInfo
 from zagent.errors import EngineError, InvalidRequest, Overloaded
+from zagent.types import TokenOutput
 
 INFO = EngineInfo(vocab_size=100, context_length=64, reserved_tokens=5)
 
@@ -268,3 +269,72 @@ def test_empty_answer_has_no_log_probability(logprobs: bool) -> None:
     output = calls.empty_output(logprobs)
     assert (len(output.token_ids), output.stop_reason) == (0, "length")
     assert (output.log_probs is not None) == logprobs
+
+
+def told(replies: list[dict[str, Any]], *, step: int = 2, logprobs: bool = True) -> list[TokenOutput]:
+    """What `Pieces` makes of a call's answers before the last."""
+    found: list[TokenOutput] = []
+    pieces = calls.Pieces(found.append, step, logprobs)
+    for one in replies:
+        assert not calls.is_last(one)
+        pieces.look(one)
+    return found
+
+
+def growing(count: int, **meta: Any) -> dict[str, Any]:
+    """An answer of ``count`` tokens to a streamed call that goes on."""
+    return reply(list(range(5, 5 + count)), reason=None, weight_versions=None, **meta)
+
+
+def test_pieces_are_what_is_new() -> None:
+    """SGLang repeats all tokens so far, the first one at once: told are at least two at a time, each token once."""
+    found = told([growing(n) for n in (1, 3, 4, 6)])
+    assert [piece.token_ids.tolist() for piece in found] == [[5, 6, 7], [8, 9, 10]]
+    assert [piece.log_probs.tolist() for piece in found] == [
+        pytest.approx([-0.5, -0.6, -0.7]),
+        pytest.approx([-0.8, -0.9, -1.0]),
+    ]
+    assert [piece.versions for piece in found] == [[(0, 0, 3)], [(0, 0, 3)]]
+    assert {piece.token_ids.dtype for piece in found} == {np.dtype(np.int32)}
+
+
+def test_pieces_do_not_change_with_sglangs_lists() -> None:
+    """It hands out the lists that it goes on to extend."""
+    answer = growing(2)
+    (piece,) = told([answer])
+    answer["output_ids"].append(99)
+    answer["output_ids"][0] = 99
+    assert piece.token_ids.tolist() == [5, 6]
+
+
+def test_pieces_without_log_probabilities_have_none() -> None:
+    """Where they were not asked for."""
+    assert told([growing(2, output_token_logprobs=None)], logprobs=False)[0].log_probs is None
+
+
+def test_tokens_whose_log_probabilities_have_not_come_wait() -> None:
+    """They are in the next piece."""
+    behind = growing(4)
+    del behind["meta_info"]["output_token_logprobs"][2:]
+    found = told([behind, growing(5)])
+    assert [piece.token_ids.tolist() for piece in found] == [[5, 6], [7, 8, 9]]
+
+
+def test_pieces_with_log_probabilities_of_other_tokens_are_an_engine_error() -> None:
+    """As in whole answers."""
+    with pytest.raises(EngineError, match="other tokens"):
+        told([growing(2, output_token_logprobs=[(-0.1, 5, None), (-0.1, 5, None)])])
+
+
+def test_pieces_have_the_version_of_the_moment() -> None:
+    """Spans come with the last answer only."""
+    assert told([growing(2, weight_version="7")])[0].versions == [(7, 0, 2)]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (503, Overloaded), (500, EngineError)])
+def test_a_refused_stream_is_an_error(status: int, kind: type[Exception]) -> None:
+    """SGLang raises, unless the call is streamed: then its refusal is an answer."""
+    refused = reply([], reason={"type": "abort", "message": "bad", "status_code": status, "err_type": None})
+    assert calls.is_last(refused)
+    with pytest.raises(kind, match="bad"):
+        calls.to_output(refused, logprobs=True)

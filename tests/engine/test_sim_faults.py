@@ -13,6 +13,7 @@ import pytest
 from support.sim_engines import answer_now, request, started
 from support.virtual_clock import run
 from zagent.config import SimConfig
+from zagent.engine.base import ENGINE_DIED, Death
 from zagent.engine.sim import build
 from zagent.engine.sim.faults import FaultScript, parse_faults
 from zagent.errors import ConfigError, EngineError, InvalidRequest
@@ -160,8 +161,8 @@ def test_a_hung_call_stays_until_cancelled():
     run(main())
 
 
-async def dead_within(engine, call, seconds: float) -> str:
-    """The reason of death, after making sure that the call is never answered."""
+async def dead_within(engine, call, seconds: float) -> Death:
+    """The death, after making sure that the call is never answered."""
     task = asyncio.create_task(engine.generate(call))
     done, _ = await asyncio.wait([task], timeout=seconds)
     assert not done
@@ -170,14 +171,17 @@ async def dead_within(engine, call, seconds: float) -> str:
 
 
 def test_exit_by_call_resolves_died_and_answers_nobody():
-    """The struck call, one already running and a later one stay unanswered; `died` has the reason."""
+    """The struck call, one already running and a later one stay unanswered; `died` has the reason, and says that it was
+    no kill from outside."""
 
     async def main():
         engine = await started(decode_tokens_per_s=1, faults=({"do": "exit", "token": 5},))
         running = asyncio.create_task(engine.generate(request(PROMPT)))
         await asyncio.sleep(1)
         assert not engine.died.done()
-        assert "fault script" in await dead_within(engine, request([5]), 100)
+        death = await dead_within(engine, request([5]), 100)
+        assert "fault script" in death.reason
+        assert (death.crashed, death.exit_code) == (True, ENGINE_DIED)
         await dead_within(engine, request(PROMPT), 100)
         assert not running.done()
         running.cancel()

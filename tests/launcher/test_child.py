@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import bootstrap
+from launcher import bootstrap, processes
+from launcher import child as child_module
 from launcher.child import Child, describe
-from support.processes import PATIENCE_S, running, spec
+from launcher.health import Signs
+from support.processes import PATIENCE_S, eventually, running, spec
 from zagent.errors import ConfigError, StartupError
 
 
@@ -20,6 +25,10 @@ async def _ended(child: Child) -> int:
 
 async def _ready(child: Child) -> Any:
     return await asyncio.wait_for(child.ready, PATIENCE_S)
+
+
+async def _until(holds: Callable[[], Any]) -> None:
+    await asyncio.to_thread(eventually, holds)
 
 
 def _with_child(tmp_path: Path, work: Any, entry: str, **settings: Any) -> Any:
@@ -194,3 +203,118 @@ def test_a_configuration_that_the_room_refuses_is_its_own_error(tmp_path: Path) 
     with pytest.raises(ConfigError) as e:
         _with_child(tmp_path, _ready, "refusing")
     assert str(e.value) == "no cheese here"
+
+
+def test_a_death_is_known_before_its_remains_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the loop turns while they are waited for: to unmap the memory of a large engine takes seconds."""
+    looks: list[bool] = []
+
+    async def work(child: Child) -> None:
+        await _ready(child)
+        look = child._left_behind
+
+        def slow() -> list[processes.Process]:
+            looks.append(child.died.done())
+            return look() if len(looks) > 3 else [me]
+
+        me = processes.read(os.getpid())
+        assert me is not None
+        monkeypatch.setattr(processes, "kill", lambda _process: None)
+        monkeypatch.setattr(child, "_left_behind", slow)
+        os.kill(child.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(asyncio.shield(child.died), PATIENCE_S) == -9
+        assert not child.exited.done()
+        assert not child.serves
+        turns = 0
+        while not child.exited.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 3
+        monkeypatch.undo()
+
+    _with_child(tmp_path, work, "obedient")
+    assert len(looks) > 3
+    assert all(looks)
+
+
+def test_a_child_that_was_reaped_by_others_is_seen(tmp_path: Path) -> None:
+    """multiprocessing reaps whoever is dead when it starts another; to ask a reaped one to end is no error."""
+
+    async def work(child: Child) -> int:
+        await _ready(child)
+        os.kill(child.pid, signal.SIGKILL)
+        child._process.join()
+        child.terminate()
+        return await _ended(child)
+
+    assert _with_child(tmp_path, work, "obedient") == -9
+
+
+def test_a_child_is_heard_of_and_given_up_with_its_stacks(tmp_path: Path) -> None:
+    """Its beats say what it is at; SIGABRT has it write where it hangs, and counts as its own doing."""
+
+    async def work(child: Child) -> tuple[bool, str]:
+        await _ready(child)
+        await _until(lambda: child.signs().lag_s > 0)
+        assert child.signs().what == "a tool"
+        assert child.signs().silent_s < PATIENCE_S
+        child.give_up("it hung")
+        assert await _ended(child) == -signal.SIGABRT
+        return child.crashed, child.end
+
+    assert _with_child(tmp_path, work, "blocked") == (True, "it hung, and it was killed by SIGABRT")
+    log = (tmp_path / "engine-0.log").read_text()
+    assert "Aborted" in log
+    assert "in blocked" in log
+
+
+def test_one_that_is_deaf_to_sigabrt_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little later; it died by itself all the same."""
+    monkeypatch.setattr(child_module, "ABORT_S", 0.1)
+
+    async def work(child: Child) -> tuple[int, bool]:
+        await _ready(child)
+        child.give_up("it hung")
+        return await _ended(child), child.crashed
+
+    assert _with_child(tmp_path, work, "blocked", deaf=True) == (-9, True)
+
+
+def test_one_that_was_stopped_is_killed_at_once(tmp_path: Path) -> None:
+    """It cannot write stacks; and somebody else has done that."""
+
+    async def work(child: Child) -> tuple[int, bool, str]:
+        await _ready(child)
+        os.kill(child.pid, signal.SIGSTOP)
+        await _until(lambda: (found := processes.read(child.pid)) is not None and found.stopped)
+        child.give_up("it hung")
+        return await _ended(child), child.crashed, child.end
+
+    expected = (-9, False, "it hung (it was stopped), and it was killed by SIGKILL")
+    assert _with_child(tmp_path, work, "obedient") == expected
+
+
+def test_one_that_closed_its_line_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """Nothing is known of it any more, and nothing is held against it."""
+
+    async def work(child: Child) -> Signs:
+        child._lag_s = 5.0
+        await _ready(child)
+        await _until(lambda: child._reports.closed)
+        assert child.serves
+        return child.signs()
+
+    assert _with_child(tmp_path, work, "mute") == Signs(0.0)
+
+
+def test_silence_counts_from_the_last_word(tmp_path: Path) -> None:
+    """From ready on, then from each beat."""
+
+    async def work(child: Child) -> None:
+        await _ready(child)
+        ready_at = child._heard
+        assert ready_at is not None
+        await _until(lambda: child._heard != ready_at)
+        assert child.signs().silent_s == pytest.approx(child._loop.time() - (child._heard or 0.0), abs=1.0)
+
+    _with_child(tmp_path, work, "obedient")

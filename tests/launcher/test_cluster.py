@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -13,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from launcher.cluster import Cluster, Context
+from launcher import policy
+from launcher.cluster import Cluster
+from launcher.context import Context
 from launcher.ports import EnginePorts
 from launcher.specs import ChildSpec, Plan
-from support.broker_line import Line
+from support.broker_line import Line, Ports
 from support.processes import PATIENCE_S, eventually, running, spec
 from zagent.config import LauncherConfig
-from zagent.errors import ConnectionLost, MemberLost, StartupError
+from zagent.errors import ConnectionLost, PoolLost, StartupError
 
 
 def supervise(
@@ -32,15 +35,16 @@ def supervise(
     then: Callable[[Cluster], Any] = Cluster.stop,
     **context: Any,
 ) -> str:
-    """Run a cluster, call ``then`` once it serves; the endpoint."""
+    """Run a cluster that starts nothing again, call ``then`` once it serves; the endpoint."""
     plan = Plan(
         broker or spec("broker", "obedient", endpoint="ipc://b"), tuple(engines), tuple(workers), tuple(services or ())
     )
-    limits = LauncherConfig(start_timeout_s=context.pop("start_timeout_s", PATIENCE_S), stop_timeout_s=1.0)
+    start_timeout_s = context.pop("start_timeout_s", PATIENCE_S)
+    limits = LauncherConfig(start_timeout_s=start_timeout_s, stop_timeout_s=1.0, max_restarts=0)
     served: list[str] = []
 
     async def main() -> None:
-        cluster = Cluster(plan, Context("test-run", "s3cret", tmp_path, limits, **context))
+        cluster = Cluster(plan, Context("test-run", "s3cret", tmp_path, limits, **{"link": Line(), **context}))
 
         def on_ready(endpoint: str) -> None:
             served.append(endpoint)
@@ -74,11 +78,10 @@ def test_ports_are_released_right_before_their_engine_starts(tmp_path: Path) -> 
     """Each engine's ports, no others."""
     from dataclasses import replace
 
-    released: list[EnginePorts] = []
-    ports = EnginePorts(20_000, 20_001)
-    engine = replace(spec("engine", "obedient"), ports=ports)
-    supervise(tmp_path, [engine], one("worker"), release=released.append)
-    assert released == [ports]
+    ports = Ports()
+    engine = replace(spec("engine", "obedient"), ports=EnginePorts(20_000, 20_001))
+    supervise(tmp_path, [engine], one("worker"), ports=ports)
+    assert ports.released == [EnginePorts(20_000, 20_001)]
 
 
 def test_failed_start_ends_what_was_started(tmp_path: Path) -> None:
@@ -90,10 +93,13 @@ def test_failed_start_ends_what_was_started(tmp_path: Path) -> None:
     assert [pid for pid in map(int, started) if running(pid)] == []
 
 
-def test_a_child_that_hangs_at_start_is_named(tmp_path: Path) -> None:
-    """The deadline's error names the child and shows how far it came."""
+def test_a_child_that_hangs_at_start_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The deadline's error names the child and shows how far it came; the log says what was waited for."""
+    caplog.set_level(logging.INFO)
     with pytest.raises(StartupError, match=r"engine-0 did not become ready: it said nothing within 4 s(?s:.*)for ever"):
         supervise(tmp_path, one("engine", "hanging"), one("worker"), start_timeout_s=4.0)
+    assert "waiting for engine-0, worker-0, at most " in caplog.text
+    assert "ending worker-0, at most 1 s" in caplog.text
 
 
 def test_disagreeing_tokenizers_fail_the_start(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_the_broker_is_told_of_a_dead_member(tmp_path: Path) -> None:
         asyncio.get_running_loop().create_task(_stop_when(lambda: bool(link.told), cluster))
 
     supervise(tmp_path, engines, one("worker"), then=then, link=link)
-    assert link.told == [("engine", "engine-0", 1, "it exited with code 3")]
+    assert link.told == [("engine", "engine-0", 1, "it exited with code 3", True)]
     assert link.opened == [("ipc://b", "s3cret")]
     assert link.closed
 
@@ -133,30 +139,55 @@ async def _stop_when(holds: Callable[[], bool], cluster: Cluster) -> None:
     cluster.stop()
 
 
-def test_death_of_the_last_engine_ends_the_run(tmp_path: Path) -> None:
-    """The error names the engine, its exit code and its last lines; the broker was told."""
+@pytest.mark.parametrize("room", ["engine", "worker"])
+def test_death_of_the_last_of_a_needed_room_ends_the_run(
+    tmp_path: Path, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names it, its exit code and its last lines; the broker was told the same before."""
+    monkeypatch.setattr(policy, "ABANDONED_GRACE_S", 0.1)
     link, cue = Line(), tmp_path / "cue"
-    with pytest.raises(MemberLost, match=r"engine-0 .*no engine is left: it exited with code 3(?s:.*)a cough"):
-        supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=lambda _: cue.touch(), link=link)
-    assert [told[1] for told in link.told] == ["engine-0"]
+    rooms = {"engine": one("engine"), "worker": one("worker"), room: one(room, "dying", cue=str(cue))}
+    with pytest.raises(PoolLost, match=rf"{room}-0 .*no {room} is left: it exited with code 3(?s:.*)a cough") as e:
+        supervise(tmp_path, rooms["engine"], rooms["worker"], then=lambda _: cue.touch(), link=link)
+    assert [told[1] for told in link.told] == [f"{room}-0"]
+    assert link.gone == [(room, str(e.value))]
+
+
+def test_a_run_that_will_end_can_be_stopped_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers have a moment to hear why; a stop within it is no error."""
+    monkeypatch.setattr(policy, "ABANDONED_GRACE_S", 3600.0)
+    link, cue = Line(), tmp_path / "cue"
+
+    def then(cluster: Cluster) -> None:
+        cue.touch()
+        asyncio.get_running_loop().create_task(stop_and_fail(cluster))
+
+    async def stop_and_fail(cluster: Cluster) -> None:
+        await _stop_when(lambda: bool(link.gone), cluster)
+        cluster._fail(PoolLost("too late"))
+        ignored.append(True)
+
+    ignored: list[bool] = []
+    supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=then, link=link)
+    assert link.closed
+    assert ignored
 
 
 def test_death_of_the_broker_ends_the_run(tmp_path: Path) -> None:
     """The error names the broker and its last lines."""
     cue = tmp_path / "cue"
     broker = spec("broker", "dying", name="broker", endpoint="ipc://b", cue=str(cue))
-    with pytest.raises(ConnectionLost, match=r"the broker .*exited with code 3(?s:.*)a cough"):
+    with pytest.raises(ConnectionLost, match=r"broker \(pid \d+\) is gone: it exited with code 3(?s:.*)a cough"):
         supervise(tmp_path, one("engine"), one("worker"), broker=broker, then=lambda _: cue.touch())
 
 
-def test_a_dead_line_to_the_broker_does_not_stop_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and everything is still taken down."""
-    link, cue = Line(), tmp_path / "cue"
-    link.broken = True
-    with pytest.raises(MemberLost):
-        supervise(tmp_path, one("engine", "dying", cue=str(cue)), one("worker"), then=lambda _: cue.touch(), link=link)
-    assert "the broker was not told that engine-0 is gone" in caplog.text
-    assert "the line to the broker did not close" in caplog.text
+def test_death_of_the_broker_fails_the_start(tmp_path: Path) -> None:
+    """While an engine loads: nobody else will become ready."""
+    broker = spec("broker", "mortal", name="broker", bound="ipc://b", deaths=1, incarnation=1)
+    with pytest.raises(
+        StartupError, match=r"broker .*died while the others started: it exited with code 3(?s:.*)a cou"
+    ):
+        supervise(tmp_path, one("engine", "hanging"), one("worker"), broker=broker)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -179,7 +210,7 @@ def test_stopping_twice_kills_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         plan = Plan(spec("broker", "deaf"), (spec("engine", "deaf"),), (spec("worker", "deaf"),))
         limits = LauncherConfig(start_timeout_s=PATIENCE_S, stop_timeout_s=60.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits))
+        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, Line()))
 
         def on_ready(_endpoint: str) -> None:
             cluster.stop()
@@ -196,7 +227,7 @@ def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
     async def main() -> None:
         plan = Plan(spec("broker", "obedient"), (spec("engine", "hanging"),), ())
         limits = LauncherConfig(start_timeout_s=60.0, stop_timeout_s=1.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits))
+        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, Line()))
         log = tmp_path / "engine-0.log"
         asyncio.get_running_loop().create_task(_stop_when(lambda: log.exists() and bool(log.read_text()), cluster))
         await asyncio.wait_for(cluster.run(lambda _: pytest.fail("it cannot be ready")), PATIENCE_S)
@@ -212,7 +243,7 @@ def test_the_trainers_death_ends_the_run(tmp_path: Path) -> None:
     async def main() -> None:
         plan = Plan(spec("broker", "obedient"), (spec("engine", "deaf"),), (spec("worker", "obedient"),))
         limits = LauncherConfig(start_timeout_s=PATIENCE_S, stop_timeout_s=60.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, trainer=handle))
+        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, Line(), trainer=handle))
         await asyncio.wait_for(cluster.run(lambda _: trainer.kill()), PATIENCE_S)
 
     try:

@@ -73,6 +73,14 @@ def test_endpoint_of_the_configuration_is_used() -> None:
     assert make("broker.endpoint=ipc:///elsewhere/x").broker.settings["endpoint"] == "ipc:///elsewhere/x"
 
 
+def test_only_the_broker_is_told_the_key_file() -> None:
+    """Everybody else finds the client file in the endpoint."""
+    made = make("broker.endpoint=tcp://127.0.0.1:0", "broker.keys=/keys/k")
+    assert made.broker.settings["keys"] == "/keys/k"
+    assert make().broker.settings["keys"] is None
+    assert not any("/keys/k" in json.dumps(child.settings) for child in (*made.engines, *made.workers))
+
+
 def test_worker_settings() -> None:
     """Workers get the secret, their credits, the resolved model, the rollout section and the context."""
     settings = make("worker.max_in_flight=5", "worker.count=2").workers[1].settings

@@ -56,6 +56,22 @@ def test_run_directory_is_private_short_and_recorded(place: Path) -> None:
     assert run.temporary.is_dir()
 
 
+def test_children_are_noted_until_they_are_gone(place: Path) -> None:
+    """A pid that is given again counts again."""
+    run = rundir.create("run-1", [place])
+    assert run.children() == set()
+    for note, pid in ((run.note_child, 7), (run.note_child, 70), (run.note_gone, 7), (run.note_gone, 70)):
+        note(pid)
+    run.note_child(70)
+    assert run.children() == {70}
+
+
+def test_a_child_that_cannot_be_noted_is_logged(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk, a directory that somebody has removed: the run goes on."""
+    rundir.RunDir(place / "missing", "run-1").note_child(7)
+    assert "cannot note a child" in caplog.text
+
+
 def test_two_runs_at_once_do_not_meet(place: Path) -> None:
     """Each has a directory of its own, and neither sweeps the other's."""
     first, second = rundir.create("run-1", [place]), rundir.create("run-2", [place])
@@ -186,6 +202,18 @@ def test_remove_takes_directory_and_shared_memory_and_repeats(place: Path) -> No
     rundir.remove(run)
     assert not run.path.exists()
     assert not any(file.exists() for file in memory)
+
+
+def test_the_directory_goes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed while it removes leaves a trace for the next sweep."""
+    run = rundir.create("20200101-000000-01234567", [place])
+    memory = rundir.SHARED_MEMORY / f"{rundir.PREFIX}{run.run_id}"
+    memory.touch()
+    there: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda _path: there.append(memory.exists()))
+        rundir.remove(run)
+    assert there == [False]
 
 
 def test_run_ids_are_unique() -> None:

@@ -49,7 +49,7 @@ def remember(context: ToolContext) -> tuple[str, float]:
     """Tell what it knows."""
     seen = context.trajectory_data.setdefault("calls", 0)
     context.trajectory_data["calls"] += 1
-    return f"{seen} {context.attempt} {context.row['uid']}", 0.5
+    return f"{seen} {context.attempt} {context.row_key} {context.row['uid']}", 0.5
 
 
 def call(name: str, /, **arguments: Any) -> str:
@@ -79,7 +79,7 @@ class Run:
         )
         rollout = RolloutConfig(response_length=response_length, prompt_length=prompt_length, multi_turn=turns)
         loop = ToolAgentLoop(TrainerConfig(rollout, context), self.llm, tokenizer)  # type: ignore[arg-type]
-        loop.tools, loop.session = Toolbox.load(turns), "the-session"
+        loop.tools, loop.session, loop.attempt, loop.row_key = Toolbox.load(turns), "the-session", 3, "5/u7/1"
         columns = {"raw_prompt": PROMPT if messages is None else messages, "uid": "u7", **(row or {})}
         self.schemas = loop.tools.schemas
         self.output: AgentLoopOutput = asyncio.run(loop.run(self.params, **columns))
@@ -285,9 +285,9 @@ def test_results_are_cut_to_characters() -> None:
 
 
 def test_tools_know_their_trajectory() -> None:
-    """The row, the attempt, and what other calls of the same trajectory left behind; their rewards are carried."""
+    """The row, its key, the attempt, and what other calls of the trajectory left behind; their rewards are carried."""
     run = Run(call("remember"), call("remember"), "Enough.")
-    assert run.told() == ["0 1 u7", "1 1 u7"]
+    assert run.told() == ["0 3 5/u7/1 u7", "1 3 5/u7/1 u7"]
     assert run.output.extra_fields["tool_rewards"] == [0.5, 0.5]
 
 

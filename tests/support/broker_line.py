@@ -1,6 +1,8 @@
-"""A broker's line that remembers what the launcher said."""
+"""What stands around a launcher's cluster: a line to the broker that remembers what was said, and ports."""
 
 from __future__ import annotations
+
+from launcher.ports import EnginePorts, Reservation
 
 
 class Line:
@@ -8,28 +10,43 @@ class Line:
 
     def __init__(self) -> None:
         self.opened: list[tuple[str, str]] = []
-        self.told: list[tuple[str, str, int, str]] = []
+        #: (pool, name, epoch, reason, crashed) of members that are gone.
+        self.told: list[tuple[str, str, int, str, bool]] = []
+        #: (name, epoch, slow) as it changed.
+        self.slow: list[tuple[str, int, bool]] = []
         #: (pool, last words) of pools that were given up.
         self.gone: list[tuple[str, str]] = []
         self.closed = False
-        self.broken = False
 
     def __call__(self, endpoint: str, secret: str) -> Line:
         self.opened.append((endpoint, secret))
         return self
 
-    async def exited(self, pool: str, name: str, epoch: int, reason: str) -> None:
-        self.told.append((pool, name, epoch, reason))
-        self._break()
+    def exited(self, pool: str, name: str, epoch: int, reason: str, *, crashed: bool) -> None:
+        self.told.append((pool, name, epoch, reason, crashed))
 
-    async def abandoned(self, pool: str, reason: str) -> None:
+    def health(self, pool: str, name: str, epoch: int, *, slow: bool) -> None:
+        self.slow.append((name, epoch, slow))
+
+    def abandoned(self, pool: str, reason: str) -> None:
         self.gone.append((pool, reason))
-        self._break()
 
     async def close(self) -> None:
         self.closed = True
-        self._break()
 
-    def _break(self) -> None:
-        if self.broken:
-            raise OSError("line dead")
+
+class Ports(Reservation):
+    """Ports that nobody binds: 1 and 2, 3 and 4, …"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[EnginePorts] = []
+        self.released: list[EnginePorts] = []
+
+    def take(self) -> EnginePorts:
+        first = 2 * len(self.taken) + 1
+        self.taken.append(EnginePorts(first, first + 1))
+        return self.taken[-1]
+
+    def release(self, ports: EnginePorts) -> None:
+        self.released.append(ports)

@@ -29,6 +29,7 @@ QUESTIONS = (
     "Name three animals.",
 )
 GREEDY_TOKENS = 16
+CHECKPOINT_TOKENS = 8
 TEMPERATURES = (1.0, 0.7)
 
 
@@ -61,12 +62,12 @@ class Bench:
         message = {"role": "user", "content": question}
         return list(self.tokenizer.apply_chat_template([message], add_generation_prompt=True)["input_ids"])
 
-    async def call(self, ids: list[int], **params: Any) -> dict[str, Any]:
+    async def call(self, ids: list[int], progress: Any = None, **params: Any) -> dict[str, Any]:
         from zagent.engine.base import GenerateRequest
 
         self.calls += 1
         request = GenerateRequest(f"{self.calls:032x}", np.asarray(ids, np.int32), {"logprobs": True, **params})
-        output = await self.engine.generate(request)
+        output = await self.engine.generate(request, progress)
         return {
             "prompt": ids,
             "ids": output.token_ids.tolist(),
@@ -87,6 +88,24 @@ class Bench:
 async def greedy(bench: Bench) -> Any:
     calls = (bench.call(bench.prompt(text), temperature=0.0, max_new_tokens=GREEDY_TOKENS) for text in QUESTIONS)
     return await asyncio.gather(*calls)
+
+
+async def streamed(bench: Bench) -> Any:
+    """The same calls, with what is told of them on the way; the last ones are refused by SGLang itself."""
+
+    async def one(text: str, **params: Any) -> dict[str, Any]:
+        told: list[Any] = []
+        call = await bench.call(bench.prompt(text), told.append, temperature=0.0, **params)
+        sizes, versions = [len(piece.token_ids) for piece in told], [piece.versions for piece in told]
+        ids = [token for piece in told for token in piece.token_ids.tolist()]
+        log_probs = [value for piece in told for value in piece.log_probs.tolist()]
+        return {**call, "sizes": sizes, "told": ids, "told_log_probs": log_probs, "told_versions": versions}
+
+    answers = await asyncio.gather(*(one(text, max_new_tokens=GREEDY_TOKENS) for text in QUESTIONS))
+    longest = await one(QUESTIONS[0], max_new_tokens=60, ignore_eos=True)
+    asked = bench.prompt("Hi")
+    refused = [await bench.error_of(asked, progress=print, regex="(", max_new_tokens=20)]
+    return {"answers": answers, "longest": longest, "refused": refused}
 
 
 async def sampled(bench: Bench) -> Any:
@@ -181,8 +200,28 @@ async def signals(bench: Bench, received: list[str]) -> Any:
     alive = not bench.engine.died.done()
     os.kill(os.getpid(), signal.SIGQUIT)
     reason = await asyncio.wait_for(asyncio.shield(bench.engine.died), 10)
-    bench.engine.died = asyncio.get_running_loop().create_future()  # nothing is really broken: used once more
+    bench.engine._life.died = asyncio.get_running_loop().create_future()  # nothing is really broken: used once more
+    bench.engine._life.died.add_done_callback(lambda _: bench.engine._abandon_calls())
     return {"sigterm": list(received), "alive": alive, "sigquit": reason}
+
+
+async def silent(bench: Bench) -> Any:
+    """A second pair of eyes, which waits for 4 s only: on a scheduler that is idle, busy, and stopped."""
+    from zagent.engine.sglang_life import Life
+
+    life = Life(bench.engine.info.pids, 4.0)
+    life.start(bench.engine._manager.get_internal_state)
+    await asyncio.sleep(2.5)
+    await bench.call(bench.prompt("Tell me a long story."), max_new_tokens=100, ignore_eos=True)
+    well = not life.died.done()
+    os.kill(bench.engine.info.pids[0], signal.SIGSTOP)
+    pending = asyncio.ensure_future(bench.call(bench.prompt("Hi"), max_new_tokens=3, ignore_eos=True))
+    start = time.monotonic()
+    death = await asyncio.wait_for(asyncio.shield(life.died), 20)
+    os.kill(bench.engine.info.pids[0], signal.SIGCONT)
+    seconds = time.monotonic() - start
+    life.stop()
+    return {"well": well, "death": death, "seconds": seconds, "next": await asyncio.wait_for(pending, 10)}
 
 
 async def killed(bench: Bench) -> Any:
@@ -191,9 +230,9 @@ async def killed(bench: Bench) -> Any:
     await asyncio.sleep(0.5)
     start = time.monotonic()
     os.kill(bench.engine.info.pids[0], signal.SIGKILL)
-    reason = await asyncio.wait_for(asyncio.shield(bench.engine.died), 10)
+    death = await asyncio.wait_for(asyncio.shield(bench.engine.died), 10)
     return {
-        "reason": reason,
+        "death": death,
         "seconds": time.monotonic() - start,
         "pending": await asyncio.wait_for(pending, 10),
         "next": await asyncio.wait_for(bench.error_of(bench.prompt("Hi"), max_new_tokens=2), 10),
@@ -226,9 +265,10 @@ async def scenarios(engine: Any, model_path: str) -> dict[str, Any]:
     await engine.start()
     bench = Bench(engine, load_tokenizer(model_path))
     facts: dict[str, Any] = {"probes": [probe(bench.tokenizer), engine.info.tokenizer_probe]}
-    for scenario in (greedy, sampled, refused, cancelled, turns, idle):
+    for scenario in (greedy, streamed, sampled, refused, cancelled, turns, idle):
         facts[scenario.__name__] = await asyncio.wait_for(scenario(bench), 60)
     facts["signals"] = await signals(bench, received)
+    facts["silent"] = await silent(bench)
     facts["shared_memory"] = shared_memory((os.getpid(), *engine.info.pids))
     facts["killed"] = await killed(bench)
     facts["closed"] = await closed(bench)
@@ -243,7 +283,8 @@ def run_engine(out: str) -> None:
 
     def build(**args: Any) -> Any:
         ports = {"nccl_port": free_port(), "port": free_port()}
-        return sglang_engine.build(model=ModelConfig(), engine=EngineConfig(args=args), index=0, seed=1, **ports)
+        config = EngineConfig(args=args, checkpoint_tokens=CHECKPOINT_TOKENS)
+        return sglang_engine.build(model=ModelConfig(), engine=config, index=0, seed=1, **ports)
 
     try:
         build(max_runing_requests=4)

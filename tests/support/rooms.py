@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zagent import alive
 from zagent.errors import ConfigError
 
 Ready = Callable[[Mapping[str, Any]], None]
@@ -64,6 +66,24 @@ def deaf(settings: Mapping[str, Any], ready: Ready) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready({"endpoint": settings.get("endpoint", "")})
     time.sleep(3600)
+
+
+def blocked(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Becomes ready, and does one thing for ever; with `deaf` SIGABRT does not end it."""
+    if settings.get("deaf"):
+        signal.signal(signal.SIGABRT, signal.SIG_IGN)
+    with alive.busy("a tool"):
+        alive.mark()
+        ready({})
+        time.sleep(3600)
+
+
+def mute(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Serves, but closes what it has open, as code that makes a daemon of itself does."""
+    ended = _arm()
+    ready({})
+    os.closerange(3, 1024)
+    _serve(ended)
 
 
 def dying(settings: Mapping[str, Any], ready: Ready) -> None:
@@ -129,6 +149,27 @@ def straying(settings: Mapping[str, Any], ready: Ready) -> None:
     fruitful({**settings, "pids": str(run_dir / "pids")}, ready)
 
 
+def restarting(settings: Mapping[str, Any], ready: Ready) -> None:
+    """`mortal` as an engine of a planned run, whose next life hangs at the start: the cue comes to the run directory,
+    and lives are told there."""
+    run_dir = Path(settings["endpoint"].removeprefix("ipc://")).parent
+    files = {"lives": str(run_dir / "lives"), "cue": str(run_dir / "cue")}
+    mortal({**settings, **files, "deaths": 1, "then": "hang"}, ready)
+
+
+def forking(settings: Mapping[str, Any], ready: Ready) -> None:
+    """An engine of a planned run with a fork in a session of its own, deaf to SIGTERM; its pid goes to the run
+    directory."""
+    forked = os.fork()
+    if forked == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+    with (Path(settings["endpoint"].removeprefix("ipc://")).parent / "pids").open("a") as file:
+        file.write(f"{forked}\n")
+    obedient(settings, ready)
+
+
 def dying_by_cue(settings: Mapping[str, Any], ready: Ready) -> None:
     """`dying` as an engine of a planned run: the cue comes to the run directory."""
     run_dir = Path(settings["endpoint"].removeprefix("ipc://")).parent
@@ -141,16 +182,29 @@ def refusing(settings: Mapping[str, Any], ready: Ready) -> None:
 
 
 def mortal(settings: Mapping[str, Any], ready: Ready) -> None:
-    """A service by looks: notes its life (epoch, pid) in the file `lives`; the first `deaths` lives exit with code 3
-    right after they were ready. `then` is what the later ones do instead: `hang` or `refuse` at the start."""
-    with open(settings["lives"], "a") as file:
-        file.write(f"{settings['epoch']} {os.getpid()}\n")
-    if settings["epoch"] > settings["deaths"]:
+    """Any room by looks: notes its life (number, pid) in the file `lives`, and its settings in `orders`; the first
+    `deaths` lives exit with code 3 once they were ready and the file `cue` (if any) is there. `then` is what the later
+    ones do instead: `hang` or `refuse` at the start. `bound` is the endpoint that it reports."""
+    life = _life(settings)
+    for name, line in (("lives", f"{life} {os.getpid()}"), ("orders", json.dumps(dict(settings)))):
+        if name in settings:
+            with open(settings[name], "a") as file:
+                file.write(line + "\n")
+    if life > settings["deaths"]:
         {"": obedient, "hang": hanging, "refuse": refusing}[settings.get("then", "")](settings, ready)
         return
     print("a cough", flush=True)
-    ready({})
+    ready({"endpoint": settings.get("bound", "")})
+    while "cue" in settings and not Path(settings["cue"]).exists():
+        time.sleep(0.02)
     os._exit(3)
+
+
+def _life(settings: Mapping[str, Any]) -> int:
+    """Its number, in whichever form the room is told it."""
+    if "members" in settings:
+        return int(settings["members"][0]["epoch"])
+    return int(settings.get("epoch") or settings["incarnation"])
 
 
 def mourning(settings: Mapping[str, Any], ready: Ready) -> None:

@@ -13,8 +13,8 @@ from zagent.engine.sim import SimEngine, build
 from zagent.types import TokenOutput
 
 
-async def started(index: int = 0, **sim: Any) -> SimEngine:
-    engine = build(sim=SimConfig(**sim), name=f"engine-{index}", index=index)
+async def started(index: int = 0, *, checkpoint_tokens: int = 0, **sim: Any) -> SimEngine:
+    engine = build(sim=SimConfig(**sim), name=f"engine-{index}", index=index, checkpoint_tokens=checkpoint_tokens)
     await engine.start()
     return engine
 

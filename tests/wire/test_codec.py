@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zagent.errors import DecodeError, EncodeError, VersionMismatch
+from zagent.wire import codec
 from zagent.wire.codec import (
     MAX_ARRAYS,
     MAX_HEADER,
@@ -47,21 +48,11 @@ def test_the_header_begins_with_the_version() -> None:
 
 def test_kind_numbers_are_fixed() -> None:
     """A kind's number never changes meaning."""
-    names = [kind.__name__ for kind in KINDS.values()]
-    assert list(KINDS) == list(range(1, 12))
-    assert names == [
-        "Call",
-        "Reply",
-        "Failure",
-        "Cancel",
-        "EndSession",
-        "Hello",
-        "Welcome",
-        "Goodbye",
-        "Drain",
-        "Exited",
-        "Abandoned",
-    ]
+    names = (
+        "Call Reply Failure Cancel EndSession Hello Welcome Goodbye Drain Exited Abandoned Progress HelloWanted Pulse"
+        " Health"
+    )
+    assert {number: kind.__name__ for number, kind in KINDS.items()} == dict(enumerate(names.split(), 1))
 
 
 def test_more_fields_than_known_are_ignored() -> None:
@@ -100,7 +91,7 @@ def test_another_version_is_a_mismatch(version: Any) -> None:
         decode_header(msgpack.packb([version, 4, b"id", 3]))
 
 
-@pytest.mark.parametrize("kind", [0, 12, -1, "Call", None, 4.0, True, [4], 2**63])
+@pytest.mark.parametrize("kind", [0, 16, -1, "Call", None, 4.0, True, [4], 2**63])
 def test_an_unknown_kind_is_refused(kind: Any) -> None:
     """The error names what stood in the kind's place."""
     with pytest.raises(DecodeError, match="unknown kind"):
@@ -274,6 +265,18 @@ def test_too_many_arrays_are_refused_by_the_sender() -> None:
     with pytest.raises(EncodeError, match=f"more than {MAX_ARRAYS} arrays"):
         encode_body(arrays)
     assert len(through(arrays[:-1])) == MAX_ARRAYS
+
+
+def test_what_no_receiver_would_take_is_refused_by_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array beyond a frame, a skeleton beyond its limit; with the sizes."""
+    monkeypatch.setattr(codec, "MAX_FRAME", 100)
+    monkeypatch.setattr(codec, "MAX_SKELETON", 50)
+    assert len(through([np.zeros(100, np.int8)])[0]) == 100
+    with pytest.raises(EncodeError, match="an array of 101 bytes cannot cross the wire, 100 at most"):
+        encode_body([np.zeros(101, np.int8)])
+    assert through("x" * 48) == "x" * 48
+    with pytest.raises(EncodeError, match="a value of 51 bytes beside its arrays, 50 at most"):
+        encode_body("x" * 49)
 
 
 def test_changing_what_was_sent_changes_nothing_that_arrives() -> None:

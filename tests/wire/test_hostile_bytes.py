@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zagent.errors import DecodeError, ProtocolError
-from zagent.wire.codec import MAX_ARRAYS, decode_body, decode_header, encode_body, encode_header
+from zagent.wire.codec import (
+    LIST_VALUES,
+    MAX_ARRAYS,
+    MAX_HEADER_VALUES,
+    MAX_VALUES,
+    UNCOUNTED,
+    decode_body,
+    decode_header,
+    encode_body,
+    encode_header,
+)
 from zagent.wire.messages import WIRE_VERSION, Call
 
 GOOD_HEADER = encode_header(Call(b"0123456789abcdef", 1, "engine", "generate", "session", 1000))
@@ -47,7 +57,7 @@ anything = st.recursive(
 )  # fmt: skip
 
 
-@given(st.sampled_from([WIRE_VERSION, 0, "x"]), st.integers(0, 12), st.lists(anything, max_size=10))
+@given(st.sampled_from([WIRE_VERSION, 0, "x"]), st.integers(0, 16), st.lists(anything, max_size=10))
 def test_well_formed_headers_of_wrong_things(version: Any, kind: int, fields: list[Any]) -> None:
     """Right msgpack with wrong contents is refused as well."""
     readable(decode_header, msgpack.packb([version, kind, *fields]))
@@ -125,6 +135,87 @@ def test_length_bombs(bomb: bytes) -> None:
         decode_header(bomb)
 
 
+def declared(count: int, marker: int = 0xDD) -> bytes:
+    """The head of a list (0xDD) or map (0xDF) of ``count`` entries."""
+    return bytes([marker]) + count.to_bytes(4, "big")
+
+
+#: A byte, or two, that take 40 to 72 bytes when they are read.
+SMALL = {
+    "lists": (0xDD, b"\x90"),
+    "maps": (0xDD, b"\x80"),
+    "lists of one": (0xDD, b"\x91\xc0"),
+    "maps of one": (0xDD, b"\x81\xc0\xc0"),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_many_small_things(kind: str) -> None:
+    """What would take a hundred times its size in memory is not read to its end."""
+    marker, small = SMALL[kind]
+    count = MAX_VALUES // LIST_VALUES
+    with pytest.raises(DecodeError, match=f"more than {MAX_VALUES} values"):
+        decode_body([declared(count, marker) + small * count])
+
+
+@pytest.mark.parametrize("marker", [0xDD, 0xDF])
+def test_more_values_than_the_limit_are_not_even_made_room_for(marker: int) -> None:
+    """One list or map that says it has more of them, in a skeleton that could hold them."""
+    with pytest.raises(DecodeError, match="exceeds max_"):
+        decode_body([declared(MAX_VALUES + 1, marker) + b"\xc0" * (2 * MAX_VALUES + 2)])
+
+
+def test_large_values_of_honest_people_are_read() -> None:
+    """A million numbers, ten thousand messages of a chat."""
+    value = [list(range(1_000_000)), [{"role": "user", "content": f"{i}"} for i in range(10_000)]]
+    assert decode_body(encode_body(value)) == value
+
+
+def test_a_header_of_lists_is_not_read_to_its_end() -> None:
+    """A reader of headers has other things to do; and long names are no lists."""
+    sixty = bytes([0xDC, 0, 60])
+    for small in (b"\x90", b"\x80", b"\x91\xc0", b"\x81\xa0\xc0"):
+        head = b"\x9f" + msgpack.packb([WIRE_VERSION, 1])[1:]
+        with pytest.raises(DecodeError, match=f"more than {MAX_HEADER_VALUES} values"):
+            decode_header(head + (sixty + (sixty + small * 60) * 5) * 13)
+    with pytest.raises(DecodeError, match="exceeds max_array_len"):
+        decode_header(msgpack.packb([WIRE_VERSION, 1, *range(100)]))
+    long = Call(b"id", 1, "engine", "generate", "s" * 60_000)
+    assert decode_header(encode_header(long)) == long
+
+
+@pytest.mark.parametrize("size", [UNCOUNTED, UNCOUNTED + 1])
+def test_nested_heads_that_make_room_again_and_again(size: int) -> None:
+    """500 lists in each other, each of as many entries as the limits allow: refused before room is made for all."""
+    for read, most in ((decode_header, MAX_HEADER_VALUES), (lambda frame: decode_body([frame]), MAX_VALUES)):
+        bomb = declared(min(most, size)) * (size // 5)
+        assert not readable(read, bomb.ljust(size, b"\xc0"))
+
+
+def test_each_frame_makes_one_array() -> None:
+    """A thousand arrays cannot be made of one frame; and they come in the order of their frames."""
+    one = msgpack.ExtType(1, msgpack.packb([1, "<i4", [4]]))
+    two = msgpack.ExtType(1, msgpack.packb([2, "<i4", [4]]))
+    frames = [bytes(16), bytes(16)]
+    assert len(decode_body([msgpack.packb([one, two]), *frames])) == 2
+    for wrong in ([one] * 2, [two, one], [one, two, two]):
+        with pytest.raises(DecodeError, match="array frame"):
+            decode_body([msgpack.packb(wrong), *frames])
+
+
+def test_what_a_peer_sent_is_quoted_shortly() -> None:
+    """Errors go to logs, and some of them back to who sent it."""
+    long = "x" * 60_000
+    for header in ([long], [long, 1], [WIRE_VERSION, long], [WIRE_VERSION, 99, long]):
+        with pytest.raises(ProtocolError) as caught:
+            decode_header(msgpack.packb(header))
+        assert len(str(caught.value)) < 200
+    for dtype, shape, number in ((long, [4], 1), ("<i4", [long], 1), ("<i4", [4], long)):
+        with pytest.raises(DecodeError) as caught:
+            decode_body(array_of(dtype, shape, number))
+        assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("length", range(len(GOOD_HEADER)))
 def test_truncated_headers(length: int) -> None:
     """Every prefix of a header is refused."""
@@ -145,6 +236,14 @@ def test_too_many_frames() -> None:
     """More arrays than the limit are refused unread, with the count."""
     with pytest.raises(DecodeError, match=f"body of {MAX_ARRAYS + 2} frames"):
         decode_body([b"\xc0"] * (MAX_ARRAYS + 2))
+
+
+def test_a_reader_may_take_less() -> None:
+    """Who needs but a few facts says so; arrays do not count."""
+    frames = encode_body(["x" * 100, np.zeros(1000)])
+    assert decode_body(frames, len(frames[0]))[0] == "x" * 100
+    with pytest.raises(DecodeError, match=f"skeleton of {len(frames[0])} bytes"):
+        decode_body(frames, len(frames[0]) - 1)
 
 
 def test_an_error_keeps_the_bytes() -> None:

@@ -33,7 +33,7 @@ async def answered(router: RouterSocket, frames: Frames) -> tuple[Frames, Frames
     """A dealer sends ``frames`` and the router sends them back: what the router got, what the dealer got."""
     channel = DealerChannel(router.endpoint, b"d-peer")
     answer: asyncio.Future[Frames] = asyncio.get_running_loop().create_future()
-    channel.open(lambda batch: answer.set_result(batch[0]))
+    channel.open(lambda batch: answer.set_result(batch[0]), lambda: None)
     try:
         channel.send(frames)
         identity, middle = await asyncio.to_thread(received, router)
@@ -75,7 +75,7 @@ def test_messages_sent_in_one_turn_keep_their_order(router):
 
     async def send() -> list[bytes]:
         channel = DealerChannel(router.endpoint, b"d-peer")
-        channel.open(lambda batch: None)
+        channel.open(lambda batch: None, lambda: None)
         try:
             for number in range(100):
                 channel.send([str(number).encode()])
@@ -97,7 +97,7 @@ def test_what_was_sent_just_before_closing_arrives(router):
 
     async def send() -> None:
         channel = DealerChannel(router.endpoint, b"d-peer")
-        channel.open(lambda batch: None)
+        channel.open(lambda batch: None, lambda: None)
         channel.send([b"goodbye"])
         channel.close()
 

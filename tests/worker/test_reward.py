@@ -29,9 +29,10 @@ ROW = {
 INFO = {"step": 5, "sample_index": 7, "rollout_n": 1, "validate": False}
 
 
-def finished(row: dict[str, Any] | None = None, text: str = "four", **fields: Any) -> Finished:
+def finished(row: dict[str, Any] | None = None, text: str = "four", attempt: int = 1, **fields: Any) -> Finished:
     fields = {"prompt_ids": [1], "response_ids": [2], "response_mask": [1], "num_turns": 4, **fields}
-    return Finished(ROW if row is None else row, INFO, AgentLoopOutput(**fields), text, {"judge": "a judge"})
+    output = AgentLoopOutput(**fields)
+    return Finished(ROW if row is None else row, INFO, output, text, {"judge": "a judge"}, attempt)
 
 
 def reward(function: Callable[..., Any], threads: Threads | None = None, **config: Any) -> Reward:
@@ -90,16 +91,17 @@ def test_a_function_may_take_fewer() -> None:
 
 
 def test_more_is_there_for_functions_that_name_it() -> None:
-    """The conversation, who the row is, the output, the services."""
+    """The conversation, who the row is, the output, the services, the attempt."""
 
-    def function(messages: Any, trajectory: Any, output: Any, services: Any) -> dict[str, Any]:
+    def function(messages: Any, trajectory: Any, output: Any, services: Any, attempt: int) -> dict[str, Any]:
         return dict(locals())
 
-    seen = given(function)
+    seen = given(function, finished(attempt=3))
     assert seen["messages"] == [*ROW["raw_prompt"], {"role": "assistant", "content": "four"}]
     assert seen["trajectory"] == INFO
     assert seen["output"].response_ids == [2]
     assert seen["services"] == {"judge": "a judge"}
+    assert seen["attempt"] == 3
 
 
 def test_messages_are_the_loops_own_where_it_gives_them() -> None:

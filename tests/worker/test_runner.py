@@ -33,7 +33,7 @@ from zagent.loops.registry import find_loop, register
 from zagent.types import STANDARD_EXTRA_FIELDS, AgentLoopOutput, TokenOutput
 from zagent.wire.codec import decode_body, encode_body
 from zagent.wire.messages import Call
-from zagent.worker.runner import AgentLoopWorker
+from zagent.worker.runner import AgentLoopWorker, row_key
 
 
 @pytest.fixture(autouse=True)
@@ -118,15 +118,24 @@ def test_a_finished_loop_is_ok() -> None:
 
 
 def test_the_row_and_the_attempt_reach_the_loop() -> None:
-    """Its own sampling params, its row's keys, its name for log lines."""
+    """Its own sampling params, its row's keys, its name for log lines, and what names it in the world outside."""
 
     def body(self: Any) -> AgentLoopOutput:
         self.sampling_params["max_new_tokens"] = 0  # its own dict
-        seen = [self.attempt, self.row_name, sorted(self.kwargs)]
+        seen = [self.attempt, self.row_name, self.row_key, sorted(self.kwargs)]
         return output(extra_fields={"seen": seen})
 
     made = outcome(body, attempt=2)
-    assert made["output"]["extra_fields"]["seen"] == [2, "row 0 (uid u0, sample 0)", ["raw_prompt"]]
+    assert made["output"]["extra_fields"]["seen"] == [2, "row 0 (uid u0, sample 0)", "-1/0/0", ["raw_prompt"]]
+
+
+@pytest.mark.parametrize(
+    ("seed_key", "key"),
+    [([7, 12, False, "u-3", 1], "12/u-3/1"), ([8, 12, True, "u-3", 1], "12/validate/u-3/1")],
+)
+def test_a_rows_key_is_that_of_all_its_attempts(seed_key: list[Any], key: str) -> None:
+    """Step, uid and sample; a validation of the same step is another row, another seed is not."""
+    assert row_key({"seed_key": seed_key}) == key
 
 
 @pytest.mark.parametrize(

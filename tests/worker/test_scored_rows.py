@@ -136,6 +136,16 @@ def test_a_row_is_scored_when_its_loop_has_ended() -> None:
     assert (made["extra_fields"]["tool_rewards"], made["extra_fields"]["turn_scores"]) == ([0.5], [1.0, 2.0])
 
 
+def test_a_reward_knows_the_attempt() -> None:
+    """As the row's loop does."""
+
+    async def function(attempt: int) -> float:
+        return attempt
+
+    made = outcome(lambda self: output(), attempt=3, reward=scoring(function))
+    assert made["output"]["reward_score"] == 3.0
+
+
 def test_a_loops_own_score_stays() -> None:
     """The function is not called; a score of 0 is one."""
 

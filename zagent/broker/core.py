@@ -1,4 +1,4 @@
-"""The broker's brain: events (`frames`, `unsendable`, `exited`, `tick`) and the time go in, frames to send come out.
+"""The broker's brain: events (`frames`, `unsendable`, `tick`) and the time go in, frames to send come out.
 
 No socket, no clock: the server feeds it (zagent/broker/server.py), tests feed it by hand.
 """
@@ -10,9 +10,12 @@ from typing import Any, TypeAlias
 
 from cachetools import LRUCache
 
-from zagent.broker.dispatch import Assignment, Dispatch, Frames
-from zagent.broker.pool import Pool, State
-from zagent.broker.roster import CONTROL, Roster
+from zagent.broker.dispatch import Dispatch
+from zagent.broker.leases import Frames
+from zagent.broker.pool import Caller, Member, Pool, State
+from zagent.broker.presence import Presence
+from zagent.broker.record import Assignment
+from zagent.broker.roster import NONCE, Roster
 from zagent.broker.sticky import Sessions
 from zagent.errors import (
     DecodeError,
@@ -34,15 +37,30 @@ from zagent.wire.messages import (
     Exited,
     Failure,
     Goodbye,
+    Health,
     Hello,
+    HelloWanted,
+    Progress,
     Reply,
-    Welcome,
 )
 
 Sends: TypeAlias = "list[tuple[bytes, Frames]]"
+#: Takes (peer, identity of its lane, message, frames, now).
+Handler: TypeAlias = "Callable[[Caller, bytes, Any, Frames, float], None]"
 
 #: Cancels that overtook their call (they travel on another lane) are remembered until it comes.
 EARLY_CANCELS = 10_000
+#: Longest header of a peer that is not here, in bytes: a hello's is some hundred, and larger ones take time to read.
+STRANGE_MAX = 4096
+#: Largest argument of the broker's own methods, in bytes: they take names.
+ARGUMENT_MAX = 4096
+#: What was dropped, refused or could not be delivered; and what was noticed.
+COUNTERS = (
+    *("malformed", "strangers", "refused", "replayed", "late", "early_cancels", "unsendable", "turned_away"),
+    *("crashes", "claimed"),
+)
+
+_HELLO_WANTED = [encode_header(HelloWanted())]
 
 
 class BrokerCore:
@@ -54,8 +72,10 @@ class BrokerCore:
         max_pending: calls that may wait for a member.
         sticky_cache_size: idle sessions remembered.
         incarnation: this broker's life, told in every welcome.
+        expected: members (pool, name, epoch) to wait for, where it was started in the place of one that died.
         facts: told to every peer in its welcome.
         record: called with every `Assignment`, for tests and for people who debug routing.
+        now: when it starts, s.
     """
 
     def __init__(
@@ -66,41 +86,66 @@ class BrokerCore:
         max_pending: int = 100_000,
         sticky_cache_size: int = 10_000,
         incarnation: int = 1,
+        expected: Sequence[Sequence[Any]] = (),
         facts: dict[str, Any] | None = None,
         record: Callable[[Assignment], None] | None = None,
+        now: float = 0.0,
     ) -> None:
         self.pools = {name: Pool(name) for name in pools}
         self.roster = Roster(secret, self.pools)
-        #: What was dropped, refused or could not be delivered.
-        self.counters = dict.fromkeys(("malformed", "refused", "late", "early_cancels", "unsendable"), 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self._incarnation = incarnation
-        self._facts = facts or {}
         self._out: Sends = []
-        self.dispatch = Dispatch(self.pools, self._send, Sessions(sticky_cache_size), max_pending, record)
+        self.dispatch = Dispatch(
+            self.pools,
+            self._send,
+            Sessions(sticky_cache_size),
+            max_pending=max_pending,
+            incarnation=incarnation,
+            recovering=bool(expected),
+            counters=self.counters,
+            record=record,
+        )
+        self._presence = Presence(
+            self.roster,
+            self.pools,
+            self.dispatch,
+            self._send,
+            self.counters,
+            incarnation=incarnation,
+            facts=facts or {},
+            expected=[(pool, name, epoch) for pool, name, epoch in expected],
+            now=now,
+        )
         self._early: LRUCache[tuple[bytes, int], bool] = LRUCache(maxsize=EARLY_CANCELS)
-        self._handlers: dict[type, Callable[[bytes, Any, Frames, float], None]] = {
+        self._handlers: dict[type, Handler] = {
             Call: self._call,
             Reply: self._answer,
             Failure: self._answer,
+            Progress: self._progress,
             Cancel: self._cancel,
             EndSession: self._end_session,
             Goodbye: self._goodbye,
             Drain: self._drain,
-            Exited: self._exited,
-            Abandoned: self._abandoned,
+            Exited: self._from_launcher(self._exited),
+            Health: self._from_launcher(self._health),
+            Abandoned: self._from_launcher(self._abandoned),
         }
-        #: Methods of pool `BROKER`; they take (sender, argument, now).
+        #: Methods of pool `BROKER`; they take (argument, now).
         self._own: dict[str, Callable[[Any, float], Any]] = {
             "status": self._status,
-            "drain": self._drain_named,
-            "remove": self._remove_named,
+            "drain": lambda argument, now: self._presence.drain(self._named(argument), now),
+            "remove": lambda argument, now: self._presence.remove(self._named(argument), now),
         }
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
     def frames(self, sender: bytes, frames: Frames, now: float) -> Sends:
         """A message from the peer with identity ``sender``. Bytes that are no message are counted and dropped."""
+        caller = self.roster.lanes.get(sender)
         try:
+            if caller is None and len(frames[0]) > STRANGE_MAX:
+                raise DecodeError("a stranger's header is too long")
             message = decode_header(frames[0])
         except VersionMismatch as error:
             self._refuse(sender, error)
@@ -109,11 +154,11 @@ class BrokerCore:
         else:
             kind = type(message)
             if kind is Hello:
-                self._hello(sender, message, frames, now)
-            elif sender[1:] not in self.roster.callers:
-                self._refuse(sender, ProtocolError("say hello first"), message)
+                self._hello(sender, caller, message, frames, now)
+            elif caller is None:
+                self._strange(sender, message)
             elif kind in self._handlers:
-                self._handlers[kind](sender, message, frames, now)
+                self._handlers[kind](caller, sender, message, frames, now)
             else:
                 self.counters["malformed"] += 1
         return self._flush()
@@ -123,21 +168,20 @@ class BrokerCore:
         self.counters["unsendable"] += 1
         message = decode_header(frames[0])
         if type(message) is Call:
-            self.dispatch.undelivered(message.call)
-        self._gone(to[1:], "it could not be reached", now)
-        return self._flush()
-
-    def exited(self, pool: str, name: str, epoch: int, reason: str, now: float) -> Sends:
-        """That member's process has ended."""
-        nonce = self.roster.nonce_of(pool, name, epoch)
-        if nonce is not None:
-            self._gone(nonce, reason, now)
+            self.dispatch.undelivered(message[:2])
+        self._presence.unreachable(to, now)
         return self._flush()
 
     def tick(self, now: float) -> Sends:
         """Time has passed."""
         self.dispatch.expire(now)
+        self._presence.tick(now)
         return self._flush()
+
+    @property
+    def restless(self) -> bool:
+        """Whether the next ticks do more than to send pulses."""
+        return self.dispatch.pending > 0 or self._presence.restless
 
     def _send(self, to: bytes, frames: Frames) -> None:
         self._out.append((to, frames))
@@ -148,98 +192,83 @@ class BrokerCore:
 
     # ---- coming and going -------------------------------------------------------------------------------------------
 
-    def _hello(self, sender: bytes, hello: Any, frames: Frames, now: float) -> None:
+    def _hello(self, sender: bytes, caller: Caller | None, hello: Any, frames: Frames, now: float) -> None:
         try:
-            facts = decode_body(frames[1:])
-            complete = self.roster.hello(sender, hello, facts)
+            self._presence.hello(sender, caller, hello, frames[1:], now)
         except ProtocolError as error:
             self._refuse(sender, error)
-            return
-        if not complete:
-            return
-        nonce = sender[1:]
-        self._send(CONTROL + nonce, [encode_header(Welcome(self._incarnation)), *encode_body(self._facts)])
-        member = self.roster.members.get(nonce)
-        if member is not None:
-            pool = self.pools[member.pool]
-            former = pool.members.get(member.name)
-            if former is not None and former.state is not State.DEAD:
-                self._gone(former.data[1:], f"epoch {member.epoch} took its place", now)
-            pool.add(member)
-            pool.ready(member)
-            self.dispatch.feed(pool, now)
 
-    def _goodbye(self, sender: bytes, message: Goodbye, frames: Frames, now: float) -> None:
-        self._gone(sender[1:], "it said goodbye", now)
+    def _strange(self, sender: bytes, message: Any) -> None:
+        """Somebody who has not said hello, or was forgotten: nothing is kept of it, and it is asked for its hello."""
+        self.counters["strangers"] += 1
+        if type(message) is not Goodbye:
+            self._send(sender, _HELLO_WANTED)
 
-    def _exited(self, sender: bytes, message: Exited, frames: Frames, now: float) -> None:
-        if self._is_launcher(sender, message):
-            nonce = self.roster.nonce_of(message.pool, message.name, message.epoch)
-            if nonce is not None:
-                self._gone(nonce, message.reason, now)
+    def _from_launcher(self, handler: Callable[[Any, Frames, float], None]) -> Handler:
+        """``handler`` for those who know the join secret; others are told that it is not for them to say."""
 
-    def _abandoned(self, sender: bytes, message: Abandoned, frames: Frames, now: float) -> None:
-        if self._is_launcher(sender, message) and message.pool in self.pools:
+        def checked(caller: Caller, sender: bytes, message: Any, frames: Frames, now: float) -> None:
+            if caller.trusted:
+                handler(message, frames, now)
+            else:
+                self._refuse(sender, ProtocolError(f"only the launcher may say {type(message).__name__}"))
+
+        return checked
+
+    def _goodbye(self, caller: Caller, sender: bytes, message: Goodbye, frames: Frames, now: float) -> None:
+        self._presence.goodbye(caller, message, now)
+
+    def _exited(self, message: Exited, frames: Frames, now: float) -> None:
+        self._presence.exited(message, now)
+
+    def _health(self, message: Health, frames: Frames, now: float) -> None:
+        self._presence.health(message, now)
+
+    def _abandoned(self, message: Abandoned, frames: Frames, now: float) -> None:
+        if message.pool in self.pools:
             self.dispatch.abandon(self.pools[message.pool], [bytes(frame) for frame in frames[1:]])
 
-    def _is_launcher(self, sender: bytes, message: Any) -> bool:
-        """Whether the sender may say such things; if not, it is told so."""
-        if sender[1:] in self.roster.trusted:
-            return True
-        self._refuse(sender, ProtocolError("only the launcher may say who exited"), message)
-        return False
-
-    def _gone(self, nonce: bytes, reason: str, now: float) -> None:
-        """A peer is gone: as a caller, nobody waits for its calls; as a member, its leases are lost."""
-        caller, member = self.roster.leave(nonce)
-        if caller is not None:
-            for call in list(caller.calls):
-                self.dispatch.give_up(call)
-        if member is not None:
-            member.become(State.DEAD)
-            self.dispatch.lost(member, reason, now)
-
-    def _drain(self, sender: bytes, message: Drain, frames: Frames, now: float) -> None:
-        self._stop_giving(sender[1:], now)
-
-    def _stop_giving(self, nonce: bytes | None, now: float) -> None:
-        member = self.roster.members.get(nonce) if nonce else None
-        if member is not None and member.takes_calls:
-            member.become(State.DRAINING)
-            self.dispatch.requeue(member, now)
+    def _drain(self, caller: Caller, sender: bytes, message: Drain, frames: Frames, now: float) -> None:
+        if caller.member is not None:
+            self._presence.drain(caller.member, now)
 
     # ---- calls and answers ------------------------------------------------------------------------------------------
 
-    def _call(self, sender: bytes, call: Call, frames: Frames, now: float) -> None:
-        caller = self.roster.callers[sender[1:]]
-        if self._early and self._early.pop((call.call, call.attempt), False):
+    def _call(self, caller: Caller, sender: bytes, call: Call, frames: Frames, now: float) -> None:
+        if call.call[:NONCE] != caller.nonce:
+            self._refuse(sender, ProtocolError("a call's id begins with its caller's nonce"), call)
+        elif self._early and self._early.pop(call[:2], False):
             self.counters["early_cancels"] += 1
-        elif self.dispatch.knows(call.call):
-            self.counters["refused"] += 1  # a replayed id: the running call goes on, and answers its own caller
         elif call.pool == BROKER:
             self._answer_self(sender, call, frames, now)
         else:
             self.dispatch.submit(caller, sender, call, frames, now)
 
-    def _answer(self, sender: bytes, answer: Reply | Failure, frames: Frames, now: float) -> None:
-        member = self.roster.members.get(sender[1:])
-        if member is None or not self.dispatch.answer(member, answer, frames, now):
+    def _answer(self, caller: Caller, sender: bytes, answer: Reply | Failure, frames: Frames, now: float) -> None:
+        if caller.member is None or not self.dispatch.answer(caller.member, answer, frames, now):
             self.counters["late"] += 1
 
-    def _cancel(self, sender: bytes, message: Cancel, frames: Frames, now: float) -> None:
-        if message.call in self.roster.callers[sender[1:]].calls:
-            self.dispatch.give_up(message.call)
-        elif not self.dispatch.knows(message.call):
-            self._early[(message.call, message.attempt)] = True
+    def _progress(self, caller: Caller, sender: bytes, message: Progress, frames: Frames, now: float) -> None:
+        if caller.member is not None:
+            self.dispatch.progress(caller.member, message, frames)
 
-    def _end_session(self, sender: bytes, message: EndSession, frames: Frames, now: float) -> None:
+    def _cancel(self, caller: Caller, sender: bytes, message: Cancel, frames: Frames, now: float) -> None:
+        if message.call[:NONCE] != caller.nonce:
+            self.counters["refused"] += 1
+        elif not self.dispatch.give_up(message[:2]):
+            self._early[message[:2]] = True
+
+    def _end_session(self, caller: Caller, sender: bytes, message: EndSession, frames: Frames, now: float) -> None:
         self.dispatch.sessions.end((message.pool, message.session))
 
     def _refuse(self, sender: bytes, error: ZagentError, message: Any = None) -> None:
-        """Count it, and answer so that the other side knows why."""
+        """Count it, and answer so that the other side knows why: without a traceback, which takes ten times as long as
+        all the rest and tells strangers where our files lie."""
         self.counters["refused"] += 1
-        call, attempt = (message.call, message.attempt) if type(message) is Call else (b"", 0)
-        self._send(sender, [encode_header(Failure(call, attempt, False)), *encode_body(to_wire(error))])
+        call, attempt = message[:2] if type(message) is Call else (b"", 0)
+        self._send(
+            sender, [encode_header(Failure(call, attempt, False)), *encode_body(to_wire(error.with_traceback(None)))]
+        )
 
     # ---- the broker's own methods -----------------------------------------------------------------------------------
 
@@ -248,9 +277,9 @@ class BrokerCore:
             method = self._own.get(call.method)
             if method is None:
                 raise UnknownMethod(f"the broker has no method {call.method!r}, only {sorted(self._own)}")
-            body = encode_body(method(decode_body(frames[1:]), now))
+            body = encode_body(method(decode_body(frames[1:], ARGUMENT_MAX), now))
         except ZagentError as error:
-            self.dispatch.fail(sender, call, error)
+            self.dispatch.fail(sender, call, error.with_traceback(None))
             return
         self._send(sender, [encode_header(Reply(call.call, call.attempt)), *body])
 
@@ -261,20 +290,13 @@ class BrokerCore:
             "pending": self.dispatch.pending,
             "callers": len(self.roster.callers),
             "incarnation": self._incarnation,
+            "recovering": self.dispatch.recovering,
             "counters": dict(self.counters),
         }
 
-    def _named(self, argument: Any) -> bytes:
+    def _named(self, argument: Any) -> Member:
         pool, name = argument if isinstance(argument, list) and len(argument) == 2 else (None, None)
-        nonce = self.roster.nonce_of(str(pool), str(name))
-        if nonce is None:
+        member = self.roster.member(str(pool), str(name))
+        if member is None or member.state is State.DEAD:
             raise InvalidRequest(f"no live member {name!r} in pool {pool!r}")
-        return nonce
-
-    def _drain_named(self, argument: Any, now: float) -> None:
-        self._stop_giving(self._named(argument), now)
-
-    def _remove_named(self, argument: Any, now: float) -> None:
-        nonce = self._named(argument)
-        self.dispatch.stop(self.roster.members[nonce])
-        self._gone(nonce, "it was removed", now)
+        return member

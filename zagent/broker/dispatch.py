@@ -8,10 +8,16 @@ that it has stopped, so that the counts here equal the members' own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from contextlib import suppress
+from typing import Any, cast
 
-from zagent.broker.pool import Caller, Lease, Member, Pool, State, Waiting
+from zagent.broker.held import Held, Listed
+from zagent.broker.leases import Frames, Leases, Send
+from zagent.broker.pool import Caller, Lease, Member, Pool, State
+from zagent.broker.record import Assignment
 from zagent.broker.sticky import Sessions
+from zagent.broker.suspects import Suspects
+from zagent.broker.waiting import CallKey, Waiting, WaitQueue, Waits
 from zagent.errors import (
     CallerError,
     DeadlineExceeded,
@@ -22,24 +28,8 @@ from zagent.errors import (
     ZagentError,
     to_wire,
 )
-from zagent.wire.codec import Buffer, encode_body, encode_header
-from zagent.wire.messages import Call, Cancel, Failure, Reply, may_repeat
-
-Frames: TypeAlias = "Sequence[Buffer]"
-Send: TypeAlias = "Callable[[bytes, Frames], None]"
-
-
-class Assignment(NamedTuple):
-    """Event record: a call was given to a member."""
-
-    now: float  #: s
-    pool: str
-    session: str
-    member: str
-    #: "new" (first call of a session, or no session), "sticky", or "rebound" (its former member takes no calls).
-    why: str
-    #: Requests in flight at every member that takes calls, before this one.
-    in_flight: dict[str, int]
+from zagent.wire.codec import encode_body, encode_header
+from zagent.wire.messages import Call, Failure, Progress, Reply, may_repeat
 
 
 class Dispatch:
@@ -49,6 +39,9 @@ class Dispatch:
         pools: by name.
         send: takes (identity, frames) of each message to go out.
         max_pending: calls that may wait.
+        incarnation: this broker's; a call that names another one may have begun before.
+        recovering: members are still waited for (until `resume`).
+        counters: `replayed` and `claimed` are counted.
         record: called with each `Assignment`, or None.
     """
 
@@ -57,22 +50,28 @@ class Dispatch:
         pools: dict[str, Pool],
         send: Send,
         sessions: Sessions,
+        *,
         max_pending: int,
+        incarnation: int,
+        recovering: bool,
+        counters: dict[str, int],
         record: Callable[[Assignment], None] | None,
     ) -> None:
         self._pools = pools
         self._send = send
         self.sessions = sessions
         self._max_pending = max_pending
+        self._incarnation = incarnation
+        self.recovering = recovering
+        self._counters = counters
         self._record = record
-        self._leases: dict[bytes, Lease] = {}  # by call id
-        self._directed: dict[bytes, Lease] = {}  # calls to one named member, outside its credits
-        self._waiting: dict[bytes, Waiting] = {}
+        self.leases = Leases(pools, sessions, send)
+        self.held = Held(self.leases, sessions)
+        self._suspects = Suspects()
+        self._waiting = Waits()
+        #: Calls to one named member that wait for the end of the recovery.
+        self._directed = WaitQueue()
         self._arrivals = 0
-
-    def knows(self, call: bytes) -> bool:
-        """Whether a call of that id is waiting or at a member."""
-        return call in self._leases or call in self._waiting or call in self._directed
 
     @property
     def pending(self) -> int:
@@ -82,185 +81,229 @@ class Dispatch:
     # ---- in ---------------------------------------------------------------------------------------------------------
 
     def submit(self, caller: Caller, to: bytes, call: Call, frames: Frames, now: float) -> None:
-        """A new call, to be answered on lane ``to``: balanced, or for one named member on its control lane."""
+        """A call, to be answered on lane ``to``: balanced, or for one named member on its control lane."""
         pool = self._pools.get(call.pool)
         if pool is None:
             self.fail(to, call, CallerError(f"no pool {call.pool!r} here, only {sorted(self._pools)}"))
-        elif call.member:
-            self._direct(pool, caller, to, call, frames)
-        elif pool.abandoned is not None:
-            self._answer(to, call.call, call.attempt, pool.abandoned)
-        else:
-            self._arrivals += 1
-            deadline = now + call.remaining_ms / 1000 if call.remaining_ms >= 0 else None
-            self._route(pool, Waiting(call, frames, caller, to, now, self._arrivals, deadline), now)
-
-    def _direct(self, pool: Pool, caller: Caller, to: bytes, call: Call, frames: Frames) -> None:
-        member = pool.members.get(call.member)
-        if member is None or member.state is State.DEAD:
-            self.fail(to, call, MemberLost(f"no live member {call.member!r} in pool {pool.name!r}"))
             return
-        self._directed[call.call] = Lease(call.call, call.attempt, caller, to, member, None, call.method)
-        caller.calls.add(call.call)
-        self._send(member.control, frames)
+        self._arrivals += 1
+        deadline = now + call.remaining_ms / 1000 if call.remaining_ms >= 0 else None
+        entry = Waiting(call[:2], call, frames, caller, to, now, self._arrivals, deadline)
+        if entry.key in self._waiting:
+            self._counters["replayed"] += 1
+        elif (entry.key in self.leases or self.held) and self._found(pool, entry, now):
+            pass
+        elif call.member:
+            self._direct(pool, entry, now)
+        elif pool.abandoned is not None:
+            self._answer(to, entry.key, pool.abandoned)
+        else:
+            self._route(pool, entry, now)
+
+    def _found(self, pool: Pool, entry: Waiting, now: float) -> bool:
+        """Whether a member has that call already: it gets the message again, ignores it where it runs the call, and
+        sends the answer again where it keeps that."""
+        member = self.held.claim(entry.key)
+        lease = self.leases.get(entry.key)
+        if lease is not None:
+            self._counters["replayed" if lease.to else "claimed"] += 1
+            if not lease.to:
+                self.leases.hand_over(lease, entry, suspect=self._suspects.suspected(entry.call))
+            if not lease.cancelled and lease.member.state is not State.DEAD:
+                lease.begun = True
+                self._send(lease.member.data, self._frames(entry, now))
+            return True
+        if member is None:
+            return False
+        self._counters["claimed"] += 1
+        session = (pool.name, entry.call.session) if entry.call.session else None
+        self._assign(entry, member, session, now, begun=True)
+        return True
+
+    def _direct(self, pool: Pool, entry: Waiting, now: float) -> None:
+        call = entry.call
+        member = pool.members.get(call.member)
+        if member is None and self.recovering:
+            self._wait(self._directed, entry)
+        elif member is None or member.state is State.DEAD:
+            self.fail(entry.to, call, MemberLost(f"no live member {call.member!r} in pool {pool.name!r}"))
+        elif self._may_begin(entry, member):
+            self.leases.take(Lease(entry.key, entry.caller, entry.to, member, None, call.method, directed=True))
+            self._send(member.control, self._frames(entry, now))
 
     def _route(self, pool: Pool, entry: Waiting, now: float) -> None:
         """Give a call to a member, or let it wait."""
         session = entry.call.session
         key = (pool.name, session) if session else None
         bound = self.sessions.member(key) if key else None
-        member = bound or pool.least()
+        if self._suspects.suspected(entry.call):
+            entry.aboard_s = self._suspects.aboard_s(entry.call.call)
+            member, queue = pool.for_suspect(bound), cast(WaitQueue, pool.suspects)
+        else:
+            member = bound or pool.least()
+            queue = pool.waiting if member is None else member.waiting
         if member is None or not member.has_room:
-            self._wait(pool, member, entry)
-            return
-        if self._record is not None:
-            self._record(self._assignment(pool, session, member, bound, now))
-        self._assign(pool, entry, member, key, now)
+            self._wait(queue, entry)
+        elif entry.call.incarnation == self._incarnation or self._may_begin(entry, member):
+            if self._record is not None:
+                self._record(self._assignment(pool, session, member, bound, now))
+            self._assign(entry, member, key, now)
 
-    def _assign(self, pool: Pool, entry: Waiting, member: Member, key: tuple[str, str] | None, now: float) -> None:
-        call, frames = entry.call, entry.frames
-        if self._waiting.pop(call.call, None) is not None and entry.deadline is not None:
-            remaining = max(0, min(call.remaining_ms, int((entry.deadline - now) * 1000)))  # floats round up, too
-            try:
-                frames = [encode_header(call._replace(remaining_ms=remaining)), *frames[1:]]
-            except EncodeError as error:  # a header at the very limit, to which fields that were left out are added
-                entry.caller.calls.discard(call.call)
-                self.fail(entry.to, call, error)
-                return
-        lease = Lease(call.call, call.attempt, entry.caller, entry.to, member, key, call.method)
-        self._leases[call.call] = lease
-        entry.caller.calls.add(call.call)
-        if key:
-            self.sessions.hold(key, member)
-        pool.lease(lease)
-        self._send(member.data, frames)
-
-    def _wait(self, pool: Pool, member: Member | None, entry: Waiting) -> None:
+    def _may_begin(self, entry: Waiting, member: Member) -> bool:
+        """Whether a call may be given to a member that does not have it; if not, it is answered. One that names another
+        broker, or none, may have begun under that, at a member that is gone."""
         call = entry.call
-        if call.call not in self._waiting:
-            if len(self._waiting) >= self._max_pending:
-                self.fail(entry.to, call, Overloaded(f"{self._max_pending} calls wait already (broker.max_pending)"))
-                return
-            self._waiting[call.call] = entry
-            entry.caller.calls.add(call.call)
-        (pool.waiting if member is None else member.waiting).put(entry)
+        if call.incarnation == self._incarnation or may_repeat(call.method, member.facts):
+            return True
+        self._waiting.forget(entry)
+        text = f"{call.method!r} may have begun before the broker lost sight of it, and must not be run twice"
+        self.fail(entry.to, call, MemberLost(text, repeatable=False))
+        return False
+
+    def _assign(
+        self, entry: Waiting, member: Member, session: tuple[str, str] | None, now: float, *, begun: bool = False
+    ) -> None:
+        self._waiting.pop(entry.key, None)
+        call = entry.call
+        suspect = self._suspects.suspected(call)
+        self.leases.take(
+            Lease(entry.key, entry.caller, entry.to, member, session, call.method, suspect, begun=begun, since=now)
+        )
+        self._send(member.data, entry.frames if now == entry.arrived else self._frames(entry, now))
+
+    def _frames(self, entry: Waiting, now: float) -> Frames:
+        """The call's message; of one that has waited, with the time that is left."""
+        if entry.deadline is None:
+            return entry.frames
+        remaining = max(0, min(entry.call.remaining_ms, int((entry.deadline - now) * 1000)))  # floats round up, too
+        with suppress(EncodeError):  # a header at the very limit, to which fields that were left out would be added
+            return [encode_header(entry.call._replace(remaining_ms=remaining)), *entry.frames[1:]]
+        return entry.frames
+
+    def _wait(self, queue: WaitQueue, entry: Waiting) -> None:
+        if len(self._waiting) < self._max_pending or entry.key in self._waiting:
+            self._waiting.put(entry, queue)
+        else:
+            text = f"{self._max_pending} calls wait already (broker.max_pending)"
+            self.fail(entry.to, entry.call, Overloaded(text))
 
     def feed(self, pool: Pool, now: float) -> None:
-        """Give the pool's waiting calls to members that have room, oldest first."""
+        """Give the pool's waiting calls to members that have room, in their order; suspects when no other can go."""
         while pool.waiting and pool.least() is not None:
             self._route(pool, pool.waiting.take(), now)
+        while pool.suspects and pool.for_suspect() is not None:
+            self._route(pool, pool.suspects.take(), now)
 
     def _feed_from(self, pool: Pool, member: Member, now: float) -> None:
-        """``member`` has room again: its own sticky calls and the pool's, in order of arrival."""
+        """``member`` has room again: its own sticky calls and the pool's, in their order."""
         while member.waiting and member.has_room:
-            older = pool.waiting and pool.waiting.first() < member.waiting.first()
-            self._route(pool, (pool.waiting if older else member.waiting).take(), now)
+            before = pool.waiting and pool.waiting.first().turn < member.waiting.first().turn
+            self._route(pool, (pool.waiting if before else member.waiting).take(), now)
         self.feed(pool, now)
+
+    # ---- after a restart --------------------------------------------------------------------------------------------
+
+    def adopt(self, member: Member, calls: Sequence[Listed], now: float, *, claimable: bool) -> None:
+        """A member comes with ``calls``. Those that wait here are found; for others, callers will come back if they are
+        ``claimable``."""
+        entries = [self._waiting[one[:2]] for one in calls if one[:2] in self._waiting]
+        for entry in entries:
+            self._waiting.forget(entry)
+        self.held.adopt(member, calls, {entry.key for entry in entries}, claimable=claimable)
+        for entry in entries:
+            self._found(self._pools[member.pool], entry, now)
+
+    def resume(self, now: float) -> None:
+        """Everybody who is expected is back, or late: route what waits."""
+        self.recovering = False
+        for entry in self._directed.empty():
+            self._waiting.forget(entry)
+            self._direct(self._pools[entry.call.pool], entry, now)
+        for pool in self._pools.values():
+            self.feed(pool, now)
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
     def answer(self, member: Member, answer: Reply | Failure, frames: Frames, now: float) -> bool:
         """A member's answer; False if nobody waits for it any more (an old attempt, another member's call)."""
-        lease = self._leases.get(answer.call) or self._directed.get(answer.call)
-        if lease is None or lease.attempt != answer.attempt or lease.member is not member:
+        lease = self.leases.get(answer[:2])
+        if lease is None or lease.member is not member:
             return False
-        self._release(lease, accepted=isinstance(answer, Reply) or answer.accepted)
-        if not lease.cancelled:
+        self.leases.release(lease, accepted=isinstance(answer, Reply) or answer.accepted)
+        if lease.to:
             self._send(lease.to, frames)
-        pool = self._pools[member.pool]
-        if member.waiting or pool.waiting:
-            self._feed_from(pool, member, now)
+        if self._waiting:
+            self._feed_from(self._pools[member.pool], member, now)
         return True
 
-    def _release(self, lease: Lease, *, accepted: bool) -> None:
-        lease.caller.calls.discard(lease.call)
-        if self._directed.pop(lease.call, None) is not None:
-            return
-        del self._leases[lease.call]
-        self._pools[lease.member.pool].release(lease)
-        if lease.session is not None:
-            self.sessions.release(lease.session, lease.member, accepted=accepted)
+    def progress(self, member: Member, progress: Progress, frames: Frames) -> None:
+        """A part of an answer, for whoever waits for the whole."""
+        lease = self.leases.get(progress[:2])
+        if lease is not None and lease.member is member and lease.to:
+            self._send(lease.to, frames)
 
-    def give_up(self, call: bytes) -> None:
-        """Nobody waits for that call any more: stop it where it runs."""
-        entry = self._waiting.get(call)
+    def give_up(self, key: CallKey) -> bool:
+        """Nobody waits for that call any more: stop it where it runs. False if it is not known."""
+        entry, lease = self._waiting.get(key), self.leases.get(key)
         if entry is not None:
-            self._forget(entry)
-            return
-        lease = self._leases.get(call) or self._directed.get(call)
-        if lease is not None and not lease.cancelled:
-            lease.cancelled = True
-            self._send(lease.member.control, [encode_header(Cancel(lease.call, lease.attempt))])
+            self._waiting.forget(entry)
+        elif lease is not None:
+            self.leases.cancel(lease)
+        return entry is not None or lease is not None
 
-    def _forget(self, entry: Waiting) -> None:
-        del self._waiting[entry.call.call]
-        entry.caller.calls.discard(entry.call.call)
-        if entry.queue is not None:
-            del entry.queue[entry.number]
-
-    def stop(self, member: Member) -> None:
-        """Tell a live member that nobody will want what it runs."""
-        for lease in [*member.leases.values(), *self._directed_at(member)]:
-            if not lease.cancelled:
-                self._send(member.control, [encode_header(Cancel(lease.call, lease.attempt))])
-
-    def lost(self, member: Member, reason: str, now: float) -> None:
-        """A member is gone (its state says so): its calls fail, what waited for it waits for any."""
-        for lease in [*member.leases.values(), *self._directed_at(member)]:
-            repeatable = may_repeat(lease.method, member.facts)
-            self._end(lease, MemberLost(f"{member.name} is gone: {reason}", repeatable=repeatable))
+    def lost(self, member: Member, reason: str, now: float, *, crashed: bool) -> None:
+        """A member is gone (its state says so), ``crashed`` if by itself: its calls fail, what waited for it waits for
+        any."""
+        pool, leases = self._pools[member.pool], self.leases.at(member)
+        for lease, error in self._suspects.verdicts(leases, member, reason, now, crashed=crashed):
+            self._end(lease, error)
+        if crashed:
+            pool.acquit(self._suspects.cleared)
+            for entry in pool.suspects.empty():
+                (pool.suspects if self._suspects.suspected(entry.call) else pool.waiting).put(entry)
         self.requeue(member, now)
 
-    def undelivered(self, call: bytes) -> None:
-        """The call could not be handed to its member, which is gone: nobody has begun it."""
-        lease = self._leases.get(call) or self._directed.get(call)
-        if lease is not None:
+    def undelivered(self, key: CallKey) -> None:
+        """The call could not be handed to its member, which is gone: unless that had it before, nobody has begun it."""
+        lease = self.leases.get(key)
+        if lease is not None and not lease.begun:
             self._end(lease, Refused(f"{lease.member.name} is gone, and never had the call"))
 
     def _end(self, lease: Lease, error: ZagentError) -> None:
-        self._release(lease, accepted=False)
-        if not lease.cancelled:
-            self._fail(lease.to, lease.call, lease.attempt, error)
+        self.leases.release(lease, accepted=False)
+        if lease.to:
+            self._answer(lease.to, lease.key, encode_body(to_wire(error)))
 
     def abandon(self, pool: Pool, error: Frames) -> None:
         """Nobody will serve that pool any more: what waits there, and what still comes, ends in ``error`` (a body)."""
         pool.abandoned = error
-        for entry in [*pool.waiting.values()]:
-            self._forget(entry)
-            self._answer(entry.to, entry.call.call, entry.call.attempt, error)
-
-    def _directed_at(self, member: Member) -> list[Lease]:
-        return [lease for lease in self._directed.values() if lease.member is member]
+        for entry in [*pool.waiting.empty(), *pool.suspects.empty()]:
+            self._waiting.forget(entry)
+            self._answer(entry.to, entry.key, error)
 
     def requeue(self, member: Member, now: float) -> None:
-        """What waited for room at a member that takes no more waits for any, in order of arrival."""
+        """What waited for room at a member that takes no more waits for any, in order."""
         pool = self._pools[member.pool]
-        entries = sorted([*member.waiting.values(), *pool.waiting.values()], key=lambda entry: entry.number)
-        member.waiting.clear()
-        pool.waiting.clear()
-        for entry in entries:
+        for entry in sorted([*member.waiting.empty(), *pool.waiting.empty()], key=lambda entry: entry.turn):
             pool.waiting.put(entry)
         self.feed(pool, now)
 
     def expire(self, now: float) -> None:
         """Answer the waiting calls whose time is up."""
-        for entry in [e for e in self._waiting.values() if e.deadline is not None and e.deadline <= now]:
-            self._forget(entry)
+        for entry in self._waiting.overdue(now):
+            self._waiting.forget(entry)
             text = f"waited {now - entry.arrived:.1f} s for a member of pool {entry.call.pool!r}"
             self.fail(entry.to, entry.call, DeadlineExceeded(text))
 
     def fail(self, to: bytes, call: Call, error: ZagentError) -> None:
         """Answer a call with an error of the broker's own."""
-        self._fail(to, call.call, call.attempt, error)
+        self._answer(to, call[:2], encode_body(to_wire(error)))
 
-    def _fail(self, to: bytes, call: bytes, attempt: int, error: ZagentError) -> None:
-        self._answer(to, call, attempt, encode_body(to_wire(error)))
-
-    def _answer(self, to: bytes, call: bytes, attempt: int, error: Frames) -> None:
-        self._send(to, [encode_header(Failure(call, attempt, False)), *error])
+    def _answer(self, to: bytes, key: CallKey, error: Frames) -> None:
+        self._send(to, [encode_header(Failure(*key, False)), *error])
 
     def _assignment(self, pool: Pool, session: str, member: Member, bound: Member | None, now: float) -> Assignment:
         known = bool(session) and self.sessions.known((pool.name, session))
-        why = "sticky" if bound else "rebound" if known else "new"
+        why = "sticky" if member is bound else "rebound" if known else "new"
         counts: dict[str, Any] = {m.name: m.in_flight for m in pool.members.values() if m.takes_calls}
         return Assignment(now, pool.name, session, member.name, why, counts)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from zagent.wire.messages import Call
+from zagent.broker.waiting import CallKey, SuspectQueue, WaitQueue
 
 
 class State(StrEnum):
     """A member's life; `TRANSITIONS` says what may follow what."""
 
-    JOINING = "joining"  #: said hello on one lane
+    JOINING = "joining"  #: here, while others are still waited for after a restart of the broker
     READY = "ready"  #: takes calls
+    SLOW = "slow"  #: spared for now: the launcher has no sign of life from it
+    STALE = "stale"  #: its version is older than another's
     DRAINING = "draining"  #: finishes what it has, takes nothing new
-    DEAD = "dead"  #: gone; its leases are revoked
+    DEAD = "dead"  #: gone; its leases are revoked, at the latest when it is known why
 
 
+_ENDS = frozenset({State.DRAINING, State.DEAD})
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.JOINING: frozenset({State.READY, State.DRAINING, State.DEAD}),
-    State.READY: frozenset({State.DRAINING, State.DEAD}),
+    State.JOINING: _ENDS | {State.READY, State.SLOW, State.STALE},
+    State.READY: _ENDS | {State.SLOW},
+    State.SLOW: _ENDS | {State.READY},
+    State.STALE: _ENDS | {State.READY},
     State.DRAINING: frozenset({State.DEAD}),
     State.DEAD: frozenset(),
 }
@@ -31,57 +35,32 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Who waits for answers: a link, by its two lanes' identities."""
+    """A peer, as one who waits for answers: a link, by its two lanes' identities."""
 
+    nonce: bytes
     data: bytes
     control: bytes
-    calls: set[bytes] = field(default_factory=set)  #: ids of its calls that the broker knows
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A call that no member has (yet)."""
-
-    call: Call
-    frames: Sequence[Any]
-    caller: Caller
-    to: bytes  #: identity of the lane that wants the answer
-    arrived: float  #: s
-    number: int  #: order of arrival
-    deadline: float | None = None  #: s
-    queue: WaitQueue | None = None  #: where it waits
-
-
-class WaitQueue(OrderedDict[int, Waiting]):
-    """Waiting calls by arrival number; first in, first out, and any one can be taken out at O(1)."""
-
-    def put(self, entry: Waiting) -> None:
-        entry.queue = self
-        self[entry.number] = entry
-
-    def first(self) -> int:
-        """Arrival number of the oldest. Raises `StopIteration` when empty."""
-        return next(iter(self))
-
-    def take(self) -> Waiting:
-        """The oldest, removed."""
-        entry = self.popitem(last=False)[1]
-        entry.queue = None
-        return entry
+    trusted: bool = False  #: knows the join secret
+    connection: int = 0  #: the latest of its link's that a hello has told of (`Hello.connection`)
+    member: Member | None = None  #: what it is beside
+    calls: set[CallKey] = field(default_factory=set)  #: its calls that the broker knows
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
     """A call that a member has. Held until the call is answered or the member is gone."""
 
-    call: bytes
-    attempt: int
+    key: CallKey
     caller: Caller
-    to: bytes
+    to: bytes  #: identity of the lane that wants the answer; b"" = nobody (any more)
     member: Member
     session: Hashable | None
     method: str = ""
+    suspect: bool = False
+    directed: bool = False  #: to one named member, outside its credits
+    begun: bool = False  #: the member had it before it was sent there (again)
     cancelled: bool = False
+    since: float = 0.0  #: s
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +75,10 @@ class Member:
     control: bytes
     facts: dict[str, Any] = field(default_factory=dict)
     state: State = State.JOINING
-    leases: dict[bytes, Lease] = field(default_factory=dict)
+    final: bool = False  #: this life is over, not merely out of reach
+    leases: dict[CallKey, Lease] = field(default_factory=dict)
+    directed: dict[CallKey, Lease] = field(default_factory=dict)
+    suspects: int = 0  #: leases of calls that may be what ends it
     #: Sticky calls that wait for room here.
     waiting: WaitQueue = field(default_factory=WaitQueue)
     total: int = 0  #: calls ever given
@@ -113,6 +95,17 @@ class Member:
     @property
     def has_room(self) -> bool:
         return self.state is State.READY and len(self.leases) < self.credits
+
+    @property
+    def leaves(self) -> bool:
+        """It will never take calls (again)."""
+        return self.state in _ENDS
+
+    @property
+    def version(self) -> int:
+        """Of what it serves (weights); 0 where it has none."""
+        version: int = self.facts.get("version", 0)
+        return version
 
     def become(self, state: State) -> None:
         """Change state. Raises `ValueError` where `TRANSITIONS` has no such step; nothing changes then."""
@@ -134,6 +127,10 @@ class Pool:
         self.members: dict[str, Member] = {}
         #: Calls that wait for any member.
         self.waiting = WaitQueue()
+        #: Suspects that wait for a member with none aboard; served when nobody else can be.
+        self.suspects = SuspectQueue()
+        #: The highest version any member has reported.
+        self.version = 0
         #: Body of the error that calls end in, once no member is left and none will come.
         self.abandoned: Sequence[Any] | None = None
         self._heap: list[tuple[int, int, Member]] = []
@@ -142,6 +139,7 @@ class Pool:
     def add(self, member: Member) -> None:
         """A member that said hello; replaces one of the same name."""
         self.members[member.name] = member
+        self.version = max(self.version, member.version)
         self.abandoned = None
 
     def ready(self, member: Member) -> None:
@@ -160,10 +158,25 @@ class Pool:
             heappop(self._heap)
         return None
 
+    def for_suspect(self, own: Member | None = None) -> Member | None:
+        """The member to give a suspect: its session's, or the one with the fewest in flight, among those with room and
+        no other suspect aboard. Costs O(members)."""
+        fit = [member for member in self.members.values() if member.has_room and not member.suspects]
+        return own if own in fit else min(fit, key=lambda member: (member.in_flight, member.chosen), default=None)
+
+    def acquit(self, cleared: Callable[[bytes], bool]) -> None:
+        """Suspects aboard that are ``cleared`` (by call id) are none any more."""
+        for member in self.members.values():
+            for lease in member.leases.values() if member.suspects else ():
+                if lease.suspect and cleared(lease.key[0]):
+                    lease.suspect = False
+                    member.suspects -= 1
+
     def lease(self, lease: Lease) -> None:
         """Book a call on its member."""
         member = lease.member
-        member.leases[lease.call] = lease
+        member.leases[lease.key] = lease
+        member.suspects += lease.suspect
         member.total += 1
         self._choices += 1
         member.chosen = self._choices
@@ -172,8 +185,9 @@ class Pool:
     def release(self, lease: Lease) -> bool:
         """Give a lease back; False when that happened before (release is idempotent)."""
         member = lease.member
-        if member.leases.pop(lease.call, None) is None:
+        if member.leases.pop(lease.key, None) is None:
             return False
+        member.suspects -= lease.suspect
         self._offer(member)
         return True
 

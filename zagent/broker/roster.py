@@ -1,4 +1,4 @@
-"""Who is here: peers by their nonce, from hello to goodbye. Pure bookkeeping; sends nothing."""
+"""Who is here: peers from hello to goodbye. Pure bookkeeping; sends nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 from cachetools import LRUCache
 
 from zagent.broker.pool import Caller, Member, Pool, State
-from zagent.errors import DecodeError, ProtocolError
+from zagent.errors import ProtocolError
 from zagent.wire.messages import Hello
 
 #: First byte of a lane's identity (zagent/client/link.py); the rest is the peer's nonce.
 DATA, CONTROL = b"d", b"c"
+#: Length of a link's nonce, with which its calls' ids begin, so that nobody else can name them.
+NONCE = 8
 #: Peers that have said hello on one lane only; the other follows within milliseconds, or never.
 HALF_MAX = 10_000
 
@@ -29,68 +31,73 @@ class Roster:
         self._secret = secret.encode()
         self._pools = pools
         self.callers: dict[bytes, Caller] = {}  # by nonce
-        self.members: dict[bytes, Member] = {}  # by nonce
-        self.trusted: set[bytes] = set()  # nonces of peers that know the secret
-        #: Nonce -> the lane that has spoken, of peers not yet welcomed; the oldest are forgotten beyond `HALF_MAX`.
-        self._half: LRUCache[bytes, bytes] = LRUCache(maxsize=HALF_MAX)
+        self.lanes: dict[bytes, Caller] = {}  # by identity, two of each caller
+        #: Nonce -> the lane that has spoken and of which connection, for peers not yet welcomed; beyond `HALF_MAX` the
+        #: oldest are forgotten.
+        self._half: LRUCache[bytes, tuple[bytes, int]] = LRUCache(maxsize=HALF_MAX)
 
-    def hello(self, sender: bytes, hello: Hello, facts: Any) -> bool:
-        """One lane's hello; True when the peer is complete (now a caller, and a member if it names a pool).
+    def hello(self, sender: bytes, hello: Hello, facts: dict[str, Any]) -> Caller | None:
+        """One lane's hello, of a peer that is not here; the peer (a member, if it names a pool) once both have spoken.
 
         Raises:
             ProtocolError: refused; the text says why.
         """
         lane, nonce = sender[:1], sender[1:]
-        if lane not in (DATA, CONTROL) or nonce in self.callers:
+        if lane not in (DATA, CONTROL):
             raise ProtocolError("a hello from a lane that is not waited for")
         self._check(hello, facts)
-        if self._half.get(nonce, lane) == lane:
-            self._half[nonce] = lane
-            return False
+        half, connection = self._half.get(nonce, (lane, 0))
+        connection = max(connection, hello.connection)
+        if half == lane:
+            self._half[nonce] = lane, connection
+            return None
         del self._half[nonce]
-        caller = self.callers[nonce] = Caller(DATA + nonce, CONTROL + nonce)
-        if self._knows_secret(hello):
-            self.trusted.add(nonce)
+        caller = Caller(nonce, DATA + nonce, CONTROL + nonce, self.knows_secret(hello), connection)
+        self.callers[nonce] = self.lanes[caller.data] = self.lanes[caller.control] = caller
         if hello.pool:
-            self.members[nonce] = Member(
+            caller.member = Member(
                 hello.pool, hello.name, hello.epoch, hello.credits, caller.data, caller.control, facts
             )  # fmt: skip
-        return True
+        return caller
 
-    def _check(self, hello: Hello, facts: Any) -> None:
-        if not isinstance(facts, dict):
-            raise DecodeError("a hello's facts must be a map")
+    def _check(self, hello: Hello, facts: dict[str, Any]) -> None:
         if not hello.pool:
             return
         if hello.pool not in self._pools:
             raise ProtocolError(f"no pool {hello.pool!r} here, only {sorted(self._pools)}")
-        if not self._knows_secret(hello):
+        if not self.knows_secret(hello):
             raise ProtocolError(f"{hello.name!r} may not join pool {hello.pool!r}: wrong join secret")
         if hello.credits < 1:
             raise ProtocolError(f"{hello.name!r} grants {hello.credits} credits")
+        if type(facts.get("version", 0)) is not int:
+            raise ProtocolError(f"{hello.name!r} is of version {facts['version']!r}, which is no number")
         known = self._pools[hello.pool].members.get(hello.name)
-        if known is not None and known.epoch >= hello.epoch:
+        if known is not None and not _may_follow(known, hello.epoch):
             raise ProtocolError(f"{hello.name!r} of epoch {hello.epoch} comes after epoch {known.epoch}")
 
-    def _knows_secret(self, hello: Hello) -> bool:
+    def knows_secret(self, hello: Hello) -> bool:
+        """Whether the launcher gave it the join secret."""
         return hmac.compare_digest(hello.secret.encode(), self._secret)
 
-    def leave(self, nonce: bytes) -> tuple[Caller | None, Member | None]:
-        """Forget a peer; what it was."""
-        self._half.pop(nonce, b"")
-        self.trusted.discard(nonce)
-        return self.callers.pop(nonce, None), self.members.pop(nonce, None)
+    def leave(self, caller: Caller) -> None:
+        """Forget a peer."""
+        for lane in (caller.data, caller.control):
+            self.lanes.pop(lane, None)
+        self.callers.pop(caller.nonce, None)
 
-    def nonce_of(self, pool: str, name: str, epoch: int | None = None) -> bytes | None:
-        """The live member of that name (and epoch, if given)."""
-        for nonce, member in self.members.items():
-            if (member.pool, member.name) == (pool, name) and epoch in (None, member.epoch):
-                return nonce
-        return None
+    def member(self, pool: str, name: str, epoch: int | None = None) -> Member | None:
+        """The last member of that name, dead or alive; None if it is not of ``epoch``, where that is given."""
+        member = self._pools[pool].members.get(name) if pool in self._pools else None
+        return member if member is not None and epoch in (None, member.epoch) else None
 
     def status(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Per pool and member, the gone ones included: state, in_flight, total, epoch, version, restarts, pid."""
         return {name: {m.name: _describe(m) for m in pool.members.values()} for name, pool in self._pools.items()}
+
+
+def _may_follow(known: Member, epoch: int) -> bool:
+    """Whether that epoch may take the name: a later life, or the same one if it was only out of reach."""
+    return epoch > known.epoch or (epoch == known.epoch and known.state is State.DEAD and not known.final)
 
 
 def _describe(member: Member) -> dict[str, Any]:
@@ -98,10 +105,11 @@ def _describe(member: Member) -> dict[str, Any]:
         "state": str(member.state),
         "in_flight": member.in_flight,
         "waiting": len(member.waiting),
+        "suspects": member.suspects,
         "credits": member.credits,
         "total": member.total,
         "epoch": member.epoch,
-        "version": member.facts.get("version", 0),
+        "version": member.version,
         "restarts": member.epoch - 1,
         "pid": member.facts.get("pid") if member.state is not State.DEAD else None,
     }

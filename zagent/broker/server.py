@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from zagent import alive
 from zagent.broker.core import BrokerCore, Sends
-from zagent.broker.dispatch import Assignment, Frames
-from zagent.errors import ConfigError
+from zagent.broker.leases import Frames
+from zagent.broker.record import Assignment, Recorder
 from zagent.wire.sockets import RouterSocket
 
 #: Longest wait for a message, hence between ticks and until a stop is noticed, in ms.
@@ -51,19 +50,22 @@ def serve(core: BrokerCore, router: RouterSocket, stopped: Callable[[], bool]) -
     """Run until ``stopped()``."""
     next_tick = 0.0
     while not stopped():
+        alive.mark()
         batch = router.receive(POLL_MS)
         now = time.monotonic()
         feed(core, router, batch, now)
         if now >= next_tick:
             next_tick = now + TICK_S
+            core.counters["turned_away"] = router.turned_away()
             deliver(core, router, core.tick(now), now)
 
 
 def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Entry point of the broker process.
 
-    Settings: `endpoint`, `secret`, `pools` (names), `max_pending`, `sticky_cache_size`, `incarnation`, `info` (told to
-    every peer), and `record` (path of the assignments' JSON lines, or None). Reports the bound `endpoint` when ready.
+    Settings: `endpoint`, `secret`, `pools` (names), `max_pending`, `sticky_cache_size`, `incarnation`, `expected` (of a
+    broker in the place of one that died: [pool, name, epoch] of the members that live), `info` (told to every peer),
+    and `record` (path of the assignments' JSON lines, or None). Reports the bound `endpoint` when ready.
     """
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))  # only noted; the loop acts
@@ -74,10 +76,12 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
             max_pending=settings["max_pending"],
             sticky_cache_size=settings["sticky_cache_size"],
             incarnation=settings["incarnation"],
+            expected=settings.get("expected", ()),
             facts=settings["info"],
             record=_recorder(settings.get("record"), resources),
+            now=time.monotonic(),
         )
-        router = RouterSocket(settings["endpoint"])
+        router = RouterSocket(settings["endpoint"], settings.get("keys"))
         resources.callback(router.close)
         ready({"endpoint": router.endpoint})
         serve(core, router, lambda: bool(stop))
@@ -89,30 +93,3 @@ def _recorder(path: str | None, resources: ExitStack) -> Callable[[Assignment], 
     recorder = Recorder(Path(path))
     resources.callback(recorder.close)
     return recorder.write
-
-
-class Recorder:
-    """Assignments as JSON lines. A disk that is full ends the record, not the broker."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = path.open("a", buffering=1, encoding="utf-8")
-        except OSError as error:
-            text = f"routing.record={str(path)!r} cannot be written: {error.strerror or error}"
-            raise ConfigError(text) from error
-        self._broken = False
-
-    def write(self, assignment: Assignment) -> None:
-        """One line."""
-        if self._broken:
-            return
-        try:
-            print(json.dumps(assignment._asdict()), file=self._file)
-        except OSError as error:
-            self._broken = True
-            print(f"routing.record ends here: {error}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """What could not be written is lost, and was reported."""
-        with suppress(OSError):
-            self._file.close()

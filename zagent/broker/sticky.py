@@ -59,14 +59,15 @@ class Sessions:
         session.ended = False
 
     def release(self, key: Hashable, member: Member, *, accepted: bool) -> None:
-        """A call of the session is back from ``member``, or lost with it."""
+        """A call of the session is back from ``member``, or lost with it. The session stays with a member that may take
+        calls later."""
         session = self._active[key]
         session.in_flight -= 1
         session.bound = session.bound or (accepted and session.member is member)
         if session.in_flight:
             return
         del self._active[key]
-        if session.bound and not session.ended and session.member.takes_calls:
+        if session.bound and not session.ended and not session.member.leaves:
             self._idle[key] = session
 
     def end(self, key: Hashable) -> None:

@@ -1,7 +1,7 @@
 """Calls into pools, by whoever needs an answer: ids, attempts, deadlines, cancellation, retries.
 
 Only callers retry: the broker and the members answer `TransientError`s and forget; the pending table here decides by
-kind whether the call is sent again, as attempt + 1.
+kind whether the call is sent again, as attempt + 1. A broker that has lost its calls gets them from here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zagent.client.link import Link
@@ -25,8 +25,8 @@ from zagent.errors import (
     from_wire,
 )
 from zagent.wire.channel import Frames
-from zagent.wire.codec import decode_body, encode_body
-from zagent.wire.messages import BROKER, Call, Cancel, EndSession, Failure, Reply
+from zagent.wire.codec import Buffer, decode_body, encode_body
+from zagent.wire.messages import BROKER, Call, Cancel, EndSession, Failure, Progress, Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,17 @@ class Retry:
 
 @dataclass(slots=True)
 class _Pending:
-    attempt: int
-    future: asyncio.Future[Frames]
+    """A call, from its first attempt to its answer."""
+
+    call: Call  #: the header of the running attempt
+    body: list[Buffer]
+    deadline: float | None  #: of the loop's clock
+    on_attempt: Callable[[int], None] | None
+    on_progress: Callable[[Any], None] | None
+    renew: Callable[[], Any] | None
+    future: asyncio.Future[Frames] = field(init=False)
+    sent: bool = False  #: the attempt may have reached a broker
+    again: bool = False  #: the attempt was sent to a second broker: its progress has gaps, or is another run's
 
 
 class Calls:
@@ -69,9 +78,15 @@ class Calls:
         self._sleep = sleep
         self._pending: dict[bytes, _Pending] = {}
         self._counter = 0
+        #: Sent since the last pulse, and since the one before: a broker that dies may take them with it.
+        self._cancels: list[Cancel] = []
+        self._former_cancels: list[Cancel] = []
         link.on(Reply, self._resolve)
         link.on(Failure, self._fail)
+        link.on(Progress, self._progress)
         link.on_close(self._close)
+        link.on_pulse(self._pulse)
+        link.on_rejoin(self._send_again)
 
     def __len__(self) -> int:
         """Calls waiting for an answer."""
@@ -87,6 +102,8 @@ class Calls:
         member: str = "",
         timeout: float | None = None,
         on_attempt: Callable[[int], None] | None = None,
+        on_progress: Callable[[Any], None] | None = None,
+        renew: Callable[[], Any] | None = None,
     ) -> Any:
         """Run ``method`` on a member of ``pool`` and return its result.
 
@@ -96,13 +113,18 @@ class Calls:
             member: to this member and no other, past balancing and credits, on the control lane.
             timeout: seconds, all attempts together; None or infinity = none.
             on_attempt: told the number of each attempt as it starts.
+            on_progress: told what the member says of its answer while it works on it, each time from where it left off;
+                what a lost broker had is not made up for.
+            renew: gives the argument of each further attempt; None = that of the one before.
 
         Raises:
             InvalidRequest: the session is no text.
             DeadlineExceeded: the time ran out.
             TransientError: still failing at the last attempt (at once where it is not `repeatable`, and `MemberLost`
                 where a ``member`` was named).
-            Exception: what the method raised, as the same class where this side knows it.
+            PoisonedRequest: two members have died by themselves with the call, the second time it alone was blamed.
+            Exception: what the method raised, as the same class where this side knows it; what ``on_progress`` or
+                ``renew`` raised.
         """
         if not isinstance(session, str):  # the broker would drop the call as malformed
             raise InvalidRequest(f"a session is text, got {session!r:.80}")
@@ -116,50 +138,98 @@ class Calls:
             )
         deadline = None if timeout in (None, math.inf) else asyncio.get_running_loop().time() + timeout
         call = Call(call_id, 1, pool, method, session, -1, member, self.link.incarnation)
+        pending = _Pending(call, body, deadline, on_attempt, on_progress, renew)
+        if on_attempt is not None:
+            on_attempt(1)
+        number = 0
         while True:
-            if on_attempt is not None:
-                on_attempt(call.attempt)
+            number += 1
             try:
-                return decode_body(await self._attempt(call, body, deadline))
+                return decode_body(await self._attempt(pending))
             except TransientError as error:
                 named = member and isinstance(error, MemberLost)
-                if named or not error.repeatable or call.attempt >= self._retry.attempts:
+                if named or not error.repeatable or number == self._retry.attempts:
                     raise
-            self.retries += 1
-            wait = self._retry.wait(call.attempt)
+                suspect = pending.call.suspect or (isinstance(error, MemberLost) and error.crashed)
+            wait = self._retry.wait(number)
             left = wait if deadline is None else deadline - asyncio.get_running_loop().time()
             await self._sleep(max(0.0, min(wait, left)))
-            call = call._replace(attempt=call.attempt + 1)
+            self._next(pending, self.link.incarnation, suspect=suspect)
 
-    async def _attempt(self, call: Call, body: Any, deadline: float | None) -> Frames:
-        """Send once and wait for the answer's body."""
+    async def _attempt(self, pending: _Pending) -> Frames:
+        """Send and wait for the answer's body."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Frames] = loop.create_future()
-        control = bool(call.member) or call.pool == BROKER
-        timer = None
-        if deadline is not None:
-            remaining = deadline - loop.time()
-            call = call._replace(remaining_ms=max(0, int(remaining * 1000)))
-            timer = loop.call_at(deadline, self._expire, call)
-        self._pending[call.call] = _Pending(call.attempt, future)
+        pending.future = loop.create_future()
+        timer = None if pending.deadline is None else loop.call_at(pending.deadline, self._expire, pending)
+        call_id = pending.call.call
+        self._pending[call_id] = pending
         try:
-            self.link.send(call, body, control=control)
-            return await future
+            self._send(pending)
+            return await pending.future
         except (asyncio.CancelledError, DeadlineExceeded):
-            self._send_cancel(call)
+            self._send_cancel(pending.call)
             raise
         finally:
-            del self._pending[call.call]
+            del self._pending[call_id]
             if timer is not None:
                 timer.cancel()
 
-    def _send_cancel(self, call: Call) -> None:
-        with suppress(ConnectionLost):  # the broker cancels the calls of a link that is gone
-            self.link.send(Cancel(call.call, call.attempt), control=True)
+    def _send(self, pending: _Pending) -> None:
+        call = pending.call
+        if pending.deadline is not None:
+            remaining = pending.deadline - asyncio.get_running_loop().time()
+            call = call._replace(remaining_ms=max(0, int(remaining * 1000)))
+        pending.sent = not self.link.greeting
+        self.link.send(call, pending.body, control=bool(call.member) or call.pool == BROKER)
 
-    def _expire(self, call: Call) -> None:
-        pending = self._pending.get(call.call)
-        if pending is not None and not pending.future.done():
+    def _next(self, pending: _Pending, incarnation: int, *, suspect: bool) -> None:
+        """Make it the next attempt."""
+        call = pending.call = pending.call._replace(
+            attempt=pending.call.attempt + 1, incarnation=incarnation, suspect=suspect
+        )
+        pending.sent = pending.again = False
+        self.retries += 1
+        argument = None if pending.renew is None else pending.renew()
+        if argument is not None:
+            pending.body = encode_body(argument)
+        if pending.on_attempt is not None:
+            pending.on_attempt(call.attempt)
+
+    def _send_again(self, same_broker: bool) -> None:
+        """The broker knows nothing of what waits here (any more), nor of what was given up."""
+        for cancel in self._former_cancels + self._cancels:
+            self.link.send(cancel, control=True)
+        for pending in list(self._pending.values()):
+            if pending.future.done():
+                continue
+            try:
+                self._renew(pending, same_broker=same_broker)
+                self._send(pending)
+            except Exception as error:
+                pending.future.set_exception(error)
+
+    def _renew(self, pending: _Pending, *, same_broker: bool) -> None:
+        """A new broker may find the attempt where it runs. The same has forgotten us, and cancelled it. In both cases
+        the header must not look like a fresh call's, unless it is one."""
+        if not pending.sent:
+            pending.call = pending.call._replace(incarnation=self.link.incarnation)
+        elif same_broker:
+            self._next(pending, 0, suspect=pending.call.suspect)
+        else:
+            pending.again = True
+
+    def _send_cancel(self, call: Call) -> None:
+        cancel = Cancel(call.call, call.attempt)
+        self._cancels.append(cancel)
+        with suppress(ConnectionLost):  # the broker cancels the calls of a link that is gone
+            self.link.send(cancel, control=True)
+
+    def _pulse(self) -> None:
+        self._former_cancels, self._cancels = self._cancels, []
+
+    def _expire(self, pending: _Pending) -> None:
+        if not pending.future.done():
+            call = pending.call
             where = f"member {call.member!r}" if call.member else f"pool {call.pool!r}"
             text = f"no answer from {where} to {call.method!r} in time (attempt {call.attempt})"
             pending.future.set_exception(DeadlineExceeded(text))
@@ -168,27 +238,39 @@ class Calls:
         """The trajectory is over: the broker may forget where its session was bound."""
         self.link.send(EndSession(pool, session))
 
-    def _waiting_for(self, answer: Reply | Failure) -> asyncio.Future[Frames] | None:
-        pending = self._pending.get(answer.call)
-        if pending is None or pending.attempt != answer.attempt or pending.future.done():
-            self.late += 1
+    def _waiting_for(self, message: Reply | Failure | Progress) -> _Pending | None:
+        pending = self._pending.get(message.call)
+        if pending is None or pending.call.attempt != message.attempt or pending.future.done():
             return None
-        return pending.future
+        return pending
 
     def _resolve(self, reply: Reply, body: Frames) -> None:
-        future = self._waiting_for(reply)
-        if future is not None:
-            future.set_result(body)
+        pending = self._waiting_for(reply)
+        if pending is None:
+            self.late += 1
+        else:
+            pending.future.set_result(body)
 
     def _fail(self, failure: Failure, body: Frames) -> None:
-        future = self._waiting_for(failure)
-        if future is None:
+        pending = self._waiting_for(failure)
+        if pending is None:
+            self.late += 1
             return
         try:
             error = from_wire(decode_body(body))
         except DecodeError as unreadable:  # still the call's end
             error = unreadable
-        future.set_exception(error)
+        pending.future.set_exception(error)
+
+    def _progress(self, progress: Progress, body: Frames) -> None:
+        pending = self._waiting_for(progress)
+        if pending is None or pending.again or pending.on_progress is None:
+            return
+        try:
+            pending.on_progress(decode_body(body))
+        except Exception as error:
+            self._send_cancel(pending.call)
+            pending.future.set_exception(error)
 
     def _close(self) -> None:
         for pending in self._pending.values():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from zagent.client.calls import Calls
+from zagent.client.continuing import Continuing
 from zagent.errors import InvalidRequest
 from zagent.types import Ids, TokenOutput, int_array
 
@@ -44,6 +46,9 @@ class AsyncLLMServerManager:
     ) -> TokenOutput:
         """Continue ``prompt_ids``.
 
+        If the engine is lost, another one goes on from the tokens that it has told of, if any
+        (`engine.checkpoint_tokens`; none of a call whose sampling parameters look back, see `may_continue`).
+
         Args:
             request_id: the session: calls with the same one go to the same engine, whose prefix cache knows them.
             prompt_ids: list of ints, or int32 array [tokens]; the answer's ids and log-probabilities come back in
@@ -64,8 +69,16 @@ class AsyncLLMServerManager:
             raise InvalidRequest(f"request_id must be text, got {request_id!r}")
         calls = await self._table()
         argument = [ids, sampling_params, _files("image_data", image_data), _files("video_data", video_data)]
-        value = await calls.call(self._pool, "generate", argument, session=request_id, timeout=self._timeout)
-        return unpack_output(value, as_lists=not isinstance(prompt_ids, np.ndarray))
+        parts = Continuing(argument)
+        value = await calls.call(
+            *(self._pool, "generate", argument),
+            session=request_id,
+            timeout=self._timeout,
+            on_progress=parts.take,
+            renew=parts.renew,
+        )
+        output = parts.whole(unpack_output(value))
+        return output if isinstance(prompt_ids, np.ndarray) else _as_lists(output)
 
     async def parse_tool_calls(self, format: str, text: str, schemas: list[dict[str, Any]]) -> list[Any]:
         """[text around the calls, [[name, arguments, id, error or None], …]], as SGLang's parser ``format`` reads the
@@ -106,11 +119,14 @@ def pack_output(output: TokenOutput) -> list[Any]:
     ]
 
 
-def unpack_output(value: list[Any], *, as_lists: bool) -> TokenOutput:
-    """The `TokenOutput` that `pack_output` described; ids and log-probabilities as lists or as (read-only) arrays."""
+def unpack_output(value: list[Any]) -> TokenOutput:
+    """The `TokenOutput` that `pack_output` described, with (read-only) arrays."""
     ids, log_probs, stop_reason, versions, cached, preempted, experts, extra = value
-    if as_lists:
-        ids = ids.tolist()
-        log_probs = None if log_probs is None else log_probs.tolist()
     spans = [(version, start, end) for version, start, end in versions]
     return TokenOutput(ids, log_probs, stop_reason, experts, preempted, spans, cached, extra)
+
+
+def _as_lists(output: TokenOutput) -> TokenOutput:
+    ids, log_probs = np.asarray(output.token_ids), output.log_probs
+    lists = None if log_probs is None else np.asarray(log_probs).tolist()
+    return replace(output, token_ids=ids.tolist(), log_probs=lists)

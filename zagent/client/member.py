@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from cachetools import LRUCache
 
+from zagent.client.kept import Answer, Kept, Key
 from zagent.client.link import Link
 from zagent.errors import (
-    CallCancelled,
     ConnectionLost,
     DeadlineExceeded,
     MemberLost,
@@ -22,43 +22,67 @@ from zagent.errors import (
 )
 from zagent.wire.channel import Frames
 from zagent.wire.codec import decode_body, encode_body
-from zagent.wire.messages import Call, Cancel, Drain, Failure, Reply, may_repeat
+from zagent.wire.messages import Call, Cancel, Drain, Failure, Goodbye, Progress, Reply, may_repeat
 
 #: ``await method(argument, call)`` → result; cancelled when the caller gives the call up.
 Method: TypeAlias = "Callable[[Any, Call], Awaitable[Any]]"
 #: Cancels that overtook their call are remembered until it comes.
 EARLY_CANCELS = 10_000
+#: Bytes of answers kept at most: a second or two of even the largest (`Kept`).
+KEPT_BYTES = 64 * 1024 * 1024
 
 
 class Member:
-    """Serves the calls that the broker gives this process over ``link``."""
+    """Serves the calls that the broker gives this process over ``link``.
+
+    What runs goes on without a broker, and the next one is told of it, and of the answers that may have been lost.
+    """
 
     def __init__(self, link: Link, methods: Mapping[str, Method]) -> None:
         self._link = link
         self._methods = dict(methods)
-        self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
-        self._early: LRUCache[tuple[bytes, int], bool] = LRUCache(maxsize=EARLY_CANCELS)
+        self._running: dict[Key, tuple[Call, asyncio.Task[None]]] = {}
+        self._kept = Kept(KEPT_BYTES)
+        self._early: LRUCache[Key, bool] = LRUCache(maxsize=EARLY_CANCELS)
+        self._leaving = False
         self._closing: str | None = None
         #: Who made us: `asyncio.run` cancels it with all others when the process ends by an accident of a loop's.
         self._home = asyncio.current_task()
         link.on(Call, self._start)
         link.on(Cancel, self._cancel)
+        link.on_pulse(self._kept.pulse)
+        link.on_rejoin(self._rejoined)
+        link.hello_facts = self._facts
 
     @property
     def in_flight(self) -> int:
         """Calls that have not been answered yet."""
         return len(self._running)
 
+    def _facts(self) -> dict[str, Any]:
+        """Ours, and the calls that a broker that does not know them may give us back. Those that named this member are
+        none: they come here anyway."""
+        calls = [(call, True) for call, _ in self._running.values()] + [(kept.call, False) for kept in self._kept]
+        held = [[c.call, c.attempt, c.session, c.method, runs] for c, runs in calls if not c.member]
+        return {**self._link.identity.facts, "held": held}
+
+    def _rejoined(self, same_broker: bool) -> None:
+        if self._leaving:
+            self._link.send(Drain(), control=True)
+
     def _start(self, call: Call, body: Frames) -> None:
         key = (call.call, call.attempt)
         if key in self._running:
-            return  # sent twice: it is running, and will be answered once
-        if self._early and self._early.pop(key, False):
-            self._answer_error(call, CallCancelled("cancelled before it began"))
+            return  # sent again: it is running, and will be answered once
+        kept = self._kept.take(key)
+        if kept is not None:
+            self._send(kept)
+        elif self._early and self._early.pop(key, False):
+            self._answer_error(call, TransientError("cancelled before it began"))
         elif self._closing is not None:
             self._answer_error(call, Refused(f"{self._link.identity.name} is leaving: {self._closing}"))
         else:
-            self._running[key] = asyncio.get_running_loop().create_task(self._run(call, body))
+            self._running[key] = call, asyncio.get_running_loop().create_task(self._run(call, body))
 
     async def _run(self, call: Call, body: Frames) -> None:
         timer = self._deadline(call)
@@ -73,7 +97,7 @@ class Member:
         except BaseException as error:  # whatever the method raised belongs to its caller, a Rust library's panic too
             self._answer_error(call, error)
         else:
-            self._send(Reply(call.call, call.attempt), answer)
+            self._send(Answer(call, Reply(call.call, call.attempt), answer))
         finally:
             self._running.pop((call.call, call.attempt), None)
             if timer is not None:
@@ -94,46 +118,62 @@ class Member:
             return DeadlineExceeded("the call's time ran out while it ran")
         if self._home is not None and self._home.cancelling():
             return self._lost(call.method, "its event loop ended")
-        return CallCancelled("cancelled by its caller")
+        # Whoever cancelled it does not wait. Only a caller that a broker had forgotten hears this, and tries again.
+        repeatable = may_repeat(call.method, self._link.identity.facts)
+        return TransientError("cancelled, and its caller still waits", repeatable=repeatable)
 
     def _lost(self, method: str, reason: str) -> MemberLost:
         me = self._link.identity
         return MemberLost(f"{me.name} is gone: {reason}", repeatable=may_repeat(method, me.facts))
 
     def _cancel(self, cancel: Cancel, body: Frames) -> None:
-        task = self._running.get((cancel.call, cancel.attempt))
-        if task is None:
-            self._early[(cancel.call, cancel.attempt)] = True
-        else:  # later: a task cancelled before its first step would never run, and never answer
-            asyncio.get_running_loop().call_soon(task.cancel)
+        key = (cancel.call, cancel.attempt)
+        running = self._running.get(key)
+        if running is not None:  # later: a task cancelled before its first step would never run, and never answer
+            asyncio.get_running_loop().call_soon(running[1].cancel)
+            return
+        kept = self._kept.take(key)
+        if kept is not None:  # the broker waits for it: it was lost, or crossed the cancel on its way
+            self._send(kept)
+        else:
+            self._early[key] = True
+
+    def progress(self, call: Call, value: Any) -> None:
+        """Send the caller the part of the answer that has come since the last one, while the call runs."""
+        if (call.call, call.attempt) in self._running:
+            with suppress(ConnectionLost):
+                self._link.send(Progress(call.call, call.attempt), encode_body(value))
 
     def _answer_error(self, call: Call, error: BaseException) -> None:
         accepted = not isinstance(error, TransientError)
-        self._send(Failure(call.call, call.attempt, accepted), encode_body(to_wire(error)))
+        self._send(Answer(call, Failure(call.call, call.attempt, accepted), encode_body(to_wire(error))))
 
-    def _send(self, answer: Reply | Failure, body: Any) -> None:
+    def _send(self, answer: Answer) -> None:
+        self._kept.put(answer)
         with suppress(ConnectionLost):  # the broker has told the caller already that this member is gone
-            self._link.send(answer, body)
+            self._link.send(answer.message, answer.body)
 
     async def leave(self, reason: str, grace: float = 0.0) -> None:
         """Take nothing new, give what runs ``grace`` seconds, then fail it as `MemberLost`; returns when all is
         answered, at the latest 5 s after the grace (a task that refuses to be cancelled does not hold the exit up)."""
-        self._link.send(Drain(), control=True)
+        self._leaving = True
+        with suppress(ConnectionLost):  # the broker has let go of us
+            self._link.send(Drain(), control=True)
         if self._running and grace > 0:
-            await asyncio.wait(set(self._running.values()), timeout=grace)
+            await asyncio.wait(self._tasks(), timeout=grace)
         self._closing = reason
-        running = set(self._running.values())
+        running = self._tasks()
         await asyncio.sleep(0)  # as in `_cancel`
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=5.0)
 
-    def fail_all(self, reason: str) -> None:
-        """Answer everything that runs as `MemberLost`, now, without waiting for any of it: the process is about to
-        end by itself."""
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        return {task for _, task in self._running.values()}
+
+    def leave_at_once(self, reason: str, crashed: bool) -> None:
+        """The process is about to end, ``crashed`` if by itself: the broker is told and answers for what runs here.
+        Closes the link."""
         self._closing = reason
-        for call_id, attempt in list(self._running):
-            error = to_wire(MemberLost(f"{self._link.identity.name} is gone: {reason}"))
-            self._send(Failure(call_id, attempt, False), encode_body(error))
-        self._running.clear()
+        self._link.close(reason, Goodbye(reason, crashed))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from zagent.client.link import Link
 
 
 def stop_requested() -> asyncio.Event:
@@ -13,6 +17,22 @@ def stop_requested() -> asyncio.Event:
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, event.set)
     return event
+
+
+async def stopped(stop: asyncio.Event, link: Link) -> str:
+    """Wait until ``stop`` is set (gives ""), or ``link`` is closed by the other side (gives why)."""
+    loop = asyncio.get_running_loop()
+    ends: set[asyncio.Task[Any]] = {loop.create_task(stop.wait()), loop.create_task(link.wait_closed())}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    return link.closed
+
+
+def end_cut_off(name: str, reason: str) -> NoReturn:
+    """The end of a member that the broker has let go of: whatever still runs here, it runs for nobody."""
+    print(f"{name} ends, cut off from the broker: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def contained(error: type[Exception], whose: str) -> Callable[..., asyncio.Task[Any]]:

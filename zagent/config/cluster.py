@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,6 +16,17 @@ class WorkerConfig(Section):
     count: int = Field(2, ge=1)
     #: Trajectories one worker runs at once.
     max_in_flight: int = Field(1024, ge=1)
+    #: Resident memory at which a worker is ended, in GB (10⁹ bytes): a row that floods memory must not take the machine
+    #: down. `auto`: all workers together may take half of what is free at the start, and each at least 2 GB. Without
+    #: its children's.
+    memory_limit_gb: float | Literal["auto"] | None = "auto"
+
+    @field_validator("memory_limit_gb")
+    @classmethod
+    def _positive(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, float) and value <= 0:
+            raise ValueError("must be more than 0, auto, or null for none")
+        return value
 
 
 #: Calls one process of a class is given at once, unless `max_in_flight` says otherwise.
@@ -35,6 +46,8 @@ class ServiceConfig(Section):
     env: dict[str, str] = Field(default_factory=dict)
     #: Calls one process is given at once; more wait in the broker. Default: 64, or the engine's own `max_in_flight`.
     max_in_flight: int | None = Field(None, ge=1)
+    #: As a worker's, of one process of the class; none by default.
+    memory_limit_gb: float | None = Field(None, gt=0)
     #: Instead of `target`: engines that serve `model`.
     model: ModelConfig | None = None
     #: Of `model`. `count` is 1 by default, and cannot be `auto`.
@@ -56,6 +69,8 @@ class ServiceConfig(Section):
             raise ValueError("engine belongs to model: it says how that model is served")
         if self.model is not None and (self.count != 1 or self.args):
             raise ValueError("count and args are a class's; of a model it is engine.count and engine.args")
+        if self.model is not None and self.memory_limit_gb is not None:
+            raise ValueError("memory_limit_gb is a class's: an engine's memory is engine.args' business")
         if self.engine is not None and self.engine.count == "auto":
             raise ValueError("engine.count must be a number here: auto is for the policy's engines")
         return self
@@ -103,15 +118,27 @@ class BrokerConfig(Section):
     endpoint: str | None = None
     #: Calls that may wait in the broker for a member; also the rows one manager keeps in flight.
     max_pending: int = Field(100_000, ge=1)
+    #: Path of the key file for TCP, made if it is not there. Beside it lies `FILE.client`, which every host needs that
+    #: takes part; who has not got it is not let in.
+    keys: str | None = Field(None, min_length=1)
     #: Allow TCP without encryption and authentication.
     insecure: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> BrokerConfig:
-        if self.endpoint is not None and not self.endpoint.startswith(("ipc://", "tcp://")):
+        endpoint = self.endpoint or "ipc://"
+        tcp = endpoint.startswith("tcp://")
+        if not tcp and not endpoint.startswith("ipc://"):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
-        if self.endpoint and self.endpoint.startswith("tcp://") and not self.insecure:
-            raise ValueError("tcp is open to everybody who reaches it: say broker.insecure=true on a trusted network")
+        if tcp and "?" in endpoint:
+            raise ValueError(f"endpoint={endpoint!r} is where peers connect to: give the key file as broker.keys")
+        if self.keys is not None and not tcp:
+            raise ValueError(f"keys are for tcp:// endpoints: who may open the socket's file decides at {endpoint!r}")
+        if tcp and self.keys is None and not self.insecure:
+            raise ValueError(
+                "tcp is open to everybody who reaches it: give broker.keys=FILE (made if it is not there), or say"
+                " broker.insecure=true on a trusted network"
+            )
         return self
 
 
@@ -122,10 +149,16 @@ class LauncherConfig(Section):
     start_timeout_s: float = Field(900.0, gt=0)
     #: TERM to KILL.
     stop_timeout_s: float = Field(3.0, gt=0)
-    #: How often one process of a service is started again when it died, over the whole run.
+    #: How often one process is started again when it died, within `restart_window_s`. Then it stays gone; the last of
+    #: the engines or workers, or the broker, ends the run, the last one of a service its pool.
     max_restarts: int = Field(5, ge=0)
-    #: Wait before it is; doubled by each start that does not become ready, up to a minute.
+    restart_window_s: float = Field(3600.0, gt=0)
+    #: Wait before it is (the broker: at once); doubled by each start that failed by itself, up to a minute (the
+    #: broker: 2 s).
     restart_wait_s: float = Field(0.5, ge=0)
+    #: A process that gave no sign of life for as long, or whose event loop did not turn, is ended, and started again;
+    #: its log shows all stacks. Above the longest time that a tool or loop may block its worker.
+    hung_after_s: float = Field(60.0, ge=5)
 
 
 class LogsConfig(Section):

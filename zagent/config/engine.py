@@ -68,6 +68,7 @@ OWNED_ENGINE_ARGS = frozenset(
         *("host", "port", "nccl_port", "dist_init_addr", "device", "base_gpu_id", "gpu_id_step"),
         *("tp_size", "tensor_parallel_size", "dp_size", "data_parallel_size", "pp_size", "nnodes", "node_rank"),
         *("random_seed", "custom_sigquit_handler", "sleep_on_idle", "allow_auto_truncate"),
+        *("stream_interval", "incremental_streaming_output"),
     )
 )
 
@@ -86,6 +87,13 @@ class EngineConfig(Section):
     #: Calls one engine is given at once; SGLang batches and queues among them.
     #: `routing.max_in_flight_per_engine` lowers it.
     max_in_flight: int = Field(512, ge=1)
+    #: Tokens after which an engine tells a call's caller what it has sampled, so that the call goes on from there if
+    #: the engine is lost; 0 = never: such a call starts afresh. Each time costs a message, so not below 32 or so. Calls
+    #: with penalties, grammars, stop strings or `min_new_tokens` start afresh in any case: they cannot go on exactly.
+    checkpoint_tokens: int = Field(0, ge=0)
+    #: Seconds without a sign of SGLang's scheduler (it answers between two steps) after which the engine counts as
+    #: dead; 0 = never. Above the longest single step: a compilation, say.
+    hung_after_s: float = Field(120.0, ge=0)
     sim: SimConfig = SimConfig()
 
     @field_validator("gpus", mode="before")

@@ -52,7 +52,7 @@ def nearest_key(key: str, root: type[BaseModel]) -> str | None:
 
 def _explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, str]:
     """(which key and value, what is wrong): the alternatives of one key say the first only once."""
-    key = ".".join(str(part) for part in error["loc"] if part not in ("int", "literal['auto']"))
+    key = ".".join(str(part) for part in error["loc"] if part not in ("int", "float", "literal['auto']"))
     if error["type"] == "extra_forbidden":
         near = nearest_key(key, root)
         return f"unknown key {key!r}", f", did you mean {near!r}?" if near else ""

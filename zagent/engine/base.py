@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from zagent.errors import InvalidRequest, PromptTooLong
 from zagent.types import TokenOutput
 
-#: Exit code of an engine process whose engine died by itself, so that the launcher can tell it from a kill.
+#: Exit codes of an engine process whose engine is broken: by itself, or since a process of the engine's was killed from
+#: outside. The launcher tells them apart, as only the first makes the engine's calls suspects.
 ENGINE_DIED = 86
+ENGINE_KILLED = 87
+
+#: Told what a running call has sampled since it was last told: ids, log-probabilities, versions relative to these.
+Progress: TypeAlias = "Callable[[TokenOutput], None]"
+
+
+class Death(NamedTuple):
+    """Why an engine is broken for good. ``crashed``: by itself, so that one of its calls may be the reason."""
+
+    reason: str
+    crashed: bool
+
+    @property
+    def exit_code(self) -> int:
+        return ENGINE_DIED if self.crashed else ENGINE_KILLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +67,19 @@ class Engine(Protocol):
     """A started engine. All methods are called on one event loop, that of the engine process's main thread."""
 
     info: EngineInfo
-    #: Resolved (with a reason) once the engine is broken for good; what is running then never finishes.
-    died: asyncio.Future[str]
+
+    @property
+    def died(self) -> asyncio.Future[Death]:
+        """Resolved once the engine is broken for good; what is running then never finishes."""
 
     async def start(self) -> None:
         """Become ready to generate. Heavy, blocking set-up belongs into the constructor, before the loop runs."""
 
-    async def generate(self, request: GenerateRequest) -> TokenOutput:
+    async def generate(self, request: GenerateRequest, progress: Progress | None = None) -> TokenOutput:
         """Answer with int32 ids and float32 log-probabilities (same length; None where `logprobs` is off).
+
+        ``progress`` is told of every `engine.checkpoint_tokens` tokens or some more, in order and without a gap, but
+        never of the last ones, which come with the answer (which has all of them).
 
         With images or videos `extra_fields["prompt_token_ids"]` is the prompt as the model saw it, int32 [tokens]: each
         placeholder has become as many as the image has tokens.

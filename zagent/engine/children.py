@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from zagent.engine.base import Death
 from zagent.errors import StartupError
+
+#: Signals that a process brings upon itself. Any other one comes from outside.
+CRASH_SIGNALS = frozenset(
+    (
+        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL),
+        *(signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
+    )
+)
 
 
 class ChildWatch:
@@ -24,8 +34,8 @@ class ChildWatch:
                 self.close()
                 raise StartupError(f"process {pid} ended while the engine started") from None
 
-    def start(self, on_exit: Callable[[str], None]) -> None:
-        """Call ``on_exit`` with a sentence, on the running loop, for each child that ends."""
+    def start(self, on_exit: Callable[[Death], None]) -> None:
+        """Call ``on_exit``, on the running loop, for each child that ends."""
         loop = asyncio.get_running_loop()
         for fd in self._names:
             loop.add_reader(fd, self._exited, fd, on_exit)
@@ -41,9 +51,10 @@ class ChildWatch:
             os.close(fd)
         self._names.clear()
 
-    def _exited(self, fd: int, on_exit: Callable[[str], None]) -> None:
+    def _exited(self, fd: int, on_exit: Callable[[Death], None]) -> None:
         asyncio.get_running_loop().remove_reader(fd)
-        on_exit(f"{self._names[fd]} {_exit_of(fd)}")
+        how, crashed = _exit_of(fd)
+        on_exit(Death(f"{self._names[fd]} {how}", crashed))
 
 
 def _title(pid: int) -> str:
@@ -52,13 +63,25 @@ def _title(pid: int) -> str:
     return "a process"
 
 
-def _exit_of(fd: int) -> str:
-    """How the child ended; leaves it to whoever started it to reap."""
+def is_stopped(pid: int) -> bool:
+    """Whether the process stands still until somebody lets it go on (SIGSTOP)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it is gone, which others notice
+        return False
+
+
+def _exit_of(fd: int) -> tuple[str, bool]:
+    """How the child ended, and whether by itself; leaves it to whoever started it to reap.
+
+    No child of an engine ends unless told to: exit code 0 is a failure, too (SGLang's scheduler after an exception).
+    """
     try:
         found = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # a grandchild, or reaped already
         found = None
     if found is None:
-        return "exited"
-    killed = found.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-    return f"was killed by signal {found.si_status}" if killed else f"exited with code {found.si_status}"
+        return "exited", True
+    if found.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+        return f"was killed by signal {found.si_status}", found.si_status in CRASH_SIGNALS
+    return f"exited with code {found.si_status}", True

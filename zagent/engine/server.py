@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from zagent import alive
+from zagent.client.continuing import may_continue, pack_piece
 from zagent.client.link import Identity, Link
 from zagent.client.llm_client import ENGINE_POOL, pack_output
 from zagent.client.member import Member
 from zagent.client.process import stop_requested
 from zagent.config import EngineConfig, ModelConfig
 from zagent.engine import sglang_parsers
-from zagent.engine.base import ENGINE_DIED, Engine, GenerateRequest
+from zagent.engine.base import Death, Engine, GenerateRequest, Progress
 from zagent.engine.chat import ChatTokenizer
 from zagent.errors import ConfigError, EngineError, InvalidRequest
 from zagent.loops.tokenizer import load_tokenizer
@@ -27,8 +29,11 @@ from zagent.types import TokenOutput, int_array
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel, terminate
 
-#: Seconds a dying engine's children get before the process ends without them (it is killed with its group anyway).
-CLOSE_AFTER_DEATH_S = 2.0
+#: Seconds a dead engine's children get before the process ends without them (they are killed with it anyway): with half
+#: a second for the broker to take what is said to it, the process ends within one.
+CLOSE_AFTER_DEATH_S = 0.4
+#: Exit code of a process whose broker has let go of it.
+CUT_OFF = 1
 
 
 class EngineServer:
@@ -43,8 +48,27 @@ class EngineServer:
         self.member = Member(link, {method.__name__: method for method in methods})
 
     async def generate(self, argument: Any, call: Call) -> list[Any]:
-        """[prompt ids, sampling params, images, videos] → `pack_output` of the answer."""
-        return pack_output(await self._generate(read_request(argument, call)))
+        """[prompt ids, sampling params, images, videos] → `pack_output` of the answer; on the way `pack_piece` of its
+        parts, where `engine.checkpoint_tokens` asks for them and another engine could go on from there."""
+        request = read_request(argument, call)
+        telling = self._telling(call) if may_continue(request.sampling_params) else None
+        return pack_output(await self._generate(request, telling))
+
+    def _telling(self, call: Call) -> Progress:
+        """Sends pieces to the caller, up to the first with a placeholder in it: as part of a prompt that would ask for
+        an image."""
+        placeholders = [i for i in (self.engine.info.image_token_id, self.engine.info.video_token_id) if i is not None]
+        start: int | None = 0
+
+        def tell(piece: TokenOutput) -> None:
+            nonlocal start
+            if start is None or np.isin(piece.token_ids, placeholders).any():
+                start = None
+                return
+            self.member.progress(call, pack_piece(start, piece))
+            start += len(piece.token_ids)
+
+        return tell
 
     async def chat(self, argument: Any, call: Call) -> str:
         """[messages, sampling params] → the answer's text without special tokens."""
@@ -59,8 +83,8 @@ class EngineServer:
             raise EngineError("the answer was aborted")
         return await self._chat_tokenizer.decode(np.asarray(output.token_ids))
 
-    async def _generate(self, request: GenerateRequest) -> TokenOutput:
-        output = await self.engine.generate(request)
+    async def _generate(self, request: GenerateRequest, progress: Progress | None = None) -> TokenOutput:
+        output = await self.engine.generate(request, progress)
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(output.extra_fields.get("prompt_token_ids", request.prompt_ids))
         self.counts["cached_tokens"] += output.cached_tokens
@@ -122,11 +146,13 @@ def build(settings: dict[str, Any]) -> list[Engine]:
         from zagent.engine.sim import build as build_sim
 
         model_facts = facts(settings["model"]["path"])
-        of_model = {
+        shared: dict[str, Any] = {
+            "sim": config.sim,
+            "checkpoint_tokens": config.checkpoint_tokens,
             "model_vocab_size": model_facts.vocab_size if model_facts else None,
             "model_image_token_id": model_facts.image_token_id if model_facts else None,
         }
-        return [build_sim(sim=config.sim, name=m["name"], index=m["index"], **of_model) for m in members]
+        return [build_sim(name=m["name"], index=m["index"], **shared) for m in members]
     from zagent.engine.sglang_engine import build as build_sglang
 
     model = ModelConfig.model_validate(settings["model"])
@@ -145,22 +171,34 @@ def _build(settings: dict[str, Any]) -> list[Engine]:
 
 
 async def serve(settings: dict[str, Any], engines: Sequence[Engine], ready: Callable[[dict[str, Any]], None]) -> int:
-    """Serve until SIGTERM (returns 0) or until an engine dies by itself (returns `ENGINE_DIED`)."""
-    stop = stop_requested()
+    """Serve until SIGTERM (returns 0), until an engine is broken (returns its `Death.exit_code`), or until the broker
+    lets go of the process (returns `CUT_OFF`)."""
+    alive.watch_loop()
     servers = []
     for engine, member in zip(engines, settings["members"], strict=True):
         await engine.start()
         servers.append(await _join(settings, engine, member))
+    stop = stop_requested()  # not before: there is nothing yet that would have to end in order
     info = engines[0].info
     ready({"tokenizer_probe": info.tokenizer_probe, "pids": [pid for e in engines for pid in e.info.pids]})
-    reason = await _first_end(stop, engines)
-    if reason is not None:
-        return await _end_dead(servers, reason)
+    return await _run(stop, servers)
+
+
+async def _run(stop: asyncio.Event, servers: Sequence[EngineServer]) -> int:
+    """Until the end, and through it; returns the exit code."""
+    death = await _first_end(stop, servers)
+    if death is not None:
+        return await _end_dead(servers, death)
+    cut_off = next((server.link.closed for server in servers if server.link.closed), "")
+    if cut_off:
+        print(f"the engine ends, cut off from the broker: {cut_off}", file=sys.stderr, flush=True)
+        await _close_soon(servers)
+        return CUT_OFF
     for server in servers:
         await server.member.leave("the cluster stops")
         server.link.close()
-    for engine in engines:
-        await engine.close()
+    for server in servers:
+        await server.engine.close()
     return 0
 
 
@@ -172,6 +210,7 @@ async def _join(settings: dict[str, Any], engine: Engine, member: dict[str, Any]
     link = Link(partial(DealerChannel, settings["endpoint"]), identity)
     server = EngineServer(engine, link, ChatTokenizer(partial(_load_tokenizer, settings)))
     await server.link.open()
+    server.link.keep()
     return server
 
 
@@ -181,31 +220,35 @@ def _load_tokenizer(settings: dict[str, Any]) -> Any:
     return load_tokenizer(model.tokenizer_path or model.path, auto=auto, trust_remote_code=trust)
 
 
-async def _first_end(stop: asyncio.Event, engines: Sequence[Engine]) -> str | None:
-    """None when asked to stop, else why an engine died."""
-    stopping = asyncio.create_task(stop.wait())
-    ends: list[asyncio.Future[Any]] = [stopping, *(engine.died for engine in engines)]
+async def _first_end(stop: asyncio.Event, servers: Sequence[EngineServer]) -> Death | None:
+    """Why an engine died, or None: asked to stop, or a link was closed by the other side."""
+    others = [asyncio.create_task(stop.wait()), *(asyncio.create_task(one.link.wait_closed()) for one in servers)]
+    ends: list[asyncio.Future[Any]] = [*others, *(server.engine.died for server in servers)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    return next((engine.died.result() for engine in engines if engine.died.done()), None)
+    for task in others:
+        task.cancel()
+    return next((server.engine.died.result() for server in servers if server.engine.died.done()), None)
 
 
-async def _end_dead(servers: Sequence[EngineServer], reason: str) -> int:
-    print(f"engine died: {reason}", file=sys.stderr, flush=True)
-    for server in servers:
-        server.member.fail_all(reason)
-        server.link.close()
+async def _end_dead(servers: Sequence[EngineServer], death: Death) -> int:
+    print(f"engine died: {death.reason}", file=sys.stderr, flush=True)
+    for server in servers:  # those of an engine beside it are no suspects
+        server.member.leave_at_once(death.reason, death.crashed and server.engine.died.done())
     terminate()
+    await _close_soon(servers)
+    return death.exit_code
+
+
+async def _close_soon(servers: Sequence[EngineServer]) -> None:
     closing = asyncio.gather(*(server.engine.close() for server in servers), return_exceptions=True)
     await asyncio.wait([closing], timeout=CLOSE_AFTER_DEATH_S)
-    return ENGINE_DIED
 
 
 def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Entry point of an engine process.
 
     Settings: `endpoint`, `secret`, `pool`, `members` ([{name, index, epoch}]), `credits`, `model`, `engine` (sections
-    as plain data), `seed`, `nccl_port`, `port`. Ends with exit code `ENGINE_DIED` when the engine died by itself.
+    as plain data), `seed`, `nccl_port`, `port`. The exit code is 0 after SIGTERM, else see `serve`.
     """
     engines = _build(settings)
     code = asyncio.run(serve(settings, engines, ready))

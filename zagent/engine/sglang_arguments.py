@@ -93,6 +93,7 @@ def server_arguments(
         "random_seed": seed % 2**31,
         "weight_version": "0",
         "sleep_on_idle": True,  # else an idle scheduler polls, with a whole core
+        **({"stream_interval": engine.checkpoint_tokens} if engine.checkpoint_tokens else {}),
         "custom_sigquit_handler": startup_failed,
     }
 

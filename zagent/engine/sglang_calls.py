@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zagent.engine.base import EngineInfo, GenerateRequest, token_budget
+from zagent.engine.base import EngineInfo, GenerateRequest, Progress, token_budget
 from zagent.errors import EngineError, InvalidRequest, Overloaded, ZagentError
 from zagent.types import TokenOutput
 
@@ -122,6 +122,32 @@ def to_output(reply: Mapping[str, Any], logprobs: bool, experts_shape: tuple[int
     )
 
 
+class Pieces:
+    """Tells ``progress`` what is new in the growing answers of a streamed call, at least ``step`` tokens at a time."""
+
+    def __init__(self, progress: Progress, step: int, logprobs: bool) -> None:
+        self._progress, self._step, self._logprobs = progress, step, logprobs
+        self._told = 0
+
+    def look(self, reply: Mapping[str, Any]) -> None:
+        """``reply`` is not the last one, and holds all tokens so far. Raises `EngineError` as `to_output` does."""
+        meta, start = reply["meta_info"], self._told
+        triples = meta.get("output_token_logprobs") or ()
+        end = min(len(reply["output_ids"]), len(triples)) if self._logprobs else len(reply["output_ids"])
+        if end - start < self._step:
+            return
+        ids = np.array(reply["output_ids"][start:end], np.int32)
+        log_probs = _log_probs(triples[start:end], ids) if self._logprobs else None
+        # The spans come with the last answer; until then there is the version of the moment.
+        self._progress(TokenOutput(ids, log_probs, versions=_versions(meta, len(ids))))
+        self._told = end
+
+
+def is_last(reply: Mapping[str, Any]) -> bool:
+    """Whether the call has ended with this answer."""
+    return reply["meta_info"].get("finish_reason") is not None
+
+
 def _expanded_prompt(reply: Mapping[str, Any]) -> dict[str, Any]:
     """`prompt_token_ids`, int32 [tokens], where they were asked for (calls with images)."""
     ids = reply.get("prompt_token_ids")
@@ -129,7 +155,12 @@ def _expanded_prompt(reply: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stop_reason(meta: Mapping[str, Any]) -> Any:
-    reason = (meta.get("finish_reason") or {}).get("type")
+    """Raises what SGLang raises, unless the call is streamed: an abort with a status is a refusal."""
+    finish = meta.get("finish_reason") or {}
+    if status := finish.get("status_code"):
+        text = str(finish.get("message"))
+        raise _refusal(status, text) or EngineError(text)
+    reason = finish.get("type")
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"SGLang ended the call for an unknown reason: {meta.get('finish_reason')!r}")
     return reason
@@ -187,8 +218,12 @@ def to_error(error: Exception) -> ZagentError:
     if isinstance(error, ZagentError):
         return error
     status, text = getattr(error, "status_code", None), str(getattr(error, "detail", None) or error)
+    if isinstance(error, (ValueError, TypeError, re.error)):
+        status = 400
+    return _refusal(status, text) or EngineError(f"{type(error).__name__}: {text}")
+
+
+def _refusal(status: int | None, text: str) -> ZagentError | None:
     if status == 503:  # its queue is full, or the call waited longer than the engine allows
         return Overloaded(text)
-    if status == 400 or isinstance(error, (ValueError, TypeError, re.error)):
-        return InvalidRequest(text)
-    return EngineError(f"{type(error).__name__}: {text}")
+    return InvalidRequest(text) if status == 400 else None

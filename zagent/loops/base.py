@@ -50,12 +50,15 @@ class AgentLoopBase(ABC):
         processor: the multimodal processor, or None.
         dataset_cls, data_config: the trainer's, or None.
 
-    ``attempt`` (1, 2, …) is set afterwards: above 1, another worker was lost while it ran this row. So are
-    ``row_name``, for log lines, ``session``, ``tools``, ``services`` and ``trace``.
+    ``attempt`` (1, 2, …) is set afterwards: above 1, another worker was lost while it ran this row, and what it did in
+    the world may have been done. So are ``row_key``, ``row_name``, for log lines, ``session``, ``tools``, ``services``
+    and ``trace``.
     """
 
     #: Set by the worker, unless a constructor sets something of the same name itself.
     attempt: int = 1
+    #: The same for all attempts at this row: step, uid (without uids, the row's index) and sample.
+    row_key: str = ""
     row_name: str = "row"
     #: Unique to this attempt at the row (hex); "" outside a worker.
     session: str = ""

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from zagent.alive import busy
+
 Result = TypeVar("Result")
 
 #: Spaces, digits, case, accents, CJK, an emoji of several code points, newlines: where tokenizers differ.
@@ -25,8 +27,14 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
 
 async def in_tokenizer_thread(function: Callable[[], Result]) -> Result:
-    """Run ``function()`` in the thread that owns the process's tokenizer."""
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, function)
+    """Run ``function()`` in the thread that owns the process's tokenizer. One that takes long (a template that loops, a
+    reply of 10 MB) keeps everybody waiting, and is a lag of the process."""
+
+    def work() -> Result:
+        with busy("the tokenizer's thread"):
+            return function()
+
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
 def load_tokenizer(path: str, *, auto: bool = False, trust_remote_code: bool = False) -> Any:

@@ -94,6 +94,7 @@ class ToolAgentLoop(MultiTurnLoop):
             row=self._row,
             kwargs={},
             trajectory_data=self._shared,
+            row_key=self.row_key,
         )
         limits = self.rollout_config.multi_turn
         results = await run_calls(self.tools, self._calls, context, limits, dialogue.metrics)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from zagent.alive import busy
 from zagent.errors import InputError
 from zagent.images import decode_image, read_media
 from zagent.loops.vision_tokens import Expanded, VisionTokens
@@ -25,8 +26,13 @@ _images_thread = ThreadPoolExecutor(1, thread_name_prefix="images")
 
 
 async def in_images_thread(function: Callable[[], Result]) -> Result:
-    """Run ``function()`` in the thread that works on images."""
-    return await asyncio.get_running_loop().run_in_executor(_images_thread, function)
+    """Run ``function()`` in the thread that works on images; all rows with images wait for it."""
+
+    def work() -> Result:
+        with busy("the images' thread"):
+            return function()
+
+    return await asyncio.get_running_loop().run_in_executor(_images_thread, work)
 
 
 def process_vision_info(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[bytes] | None]:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zagent import alive
 from zagent.client.calls import Calls
 from zagent.client.link import Identity, Link
 from zagent.client.member import Member
-from zagent.client.process import contained, stop_requested
+from zagent.client.process import contained, end_cut_off, stop_requested, stopped
 from zagent.client.services import Services
 from zagent.errors import RemoteError
 from zagent.service.base import Actor, build
@@ -33,10 +34,14 @@ class Outgoing:
     async def here(self) -> Calls:
         """The pending table. Raises `ConnectionLost` when the broker does not answer."""
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._link.open())
+            self._opening = asyncio.get_running_loop().create_task(self._open())
         if not self._opening.done():
             await asyncio.shield(self._opening)  # others may wait for it
         return self._calls
+
+    async def _open(self) -> None:
+        await self._link.open()
+        self._link.keep()
 
     def close(self) -> None:
         """What still waits is told."""
@@ -52,12 +57,15 @@ async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None
     actor = Actor(name, build(name, settings["target"], settings["args"], services))
     print(f"services.{name}: starting", flush=True)  # the last line of the log where start() hangs
     await actor.start()
+    member, link = await _join(settings, actor)
     stop = stop_requested()  # last: the class may have brought a library with signal handlers of its own
-    member = await _join(settings, actor)
+    alive.watch_loop()
     ready({})
-    await stop.wait()
-    await _leave(member, actor, settings["stop_timeout_s"])
+    cut_off = await stopped(stop, link)
+    await _leave(member, link, actor, cut_off or "the cluster stops", settings["stop_timeout_s"])
     outgoing.close()
+    if cut_off:
+        end_cut_off(settings["name"], cut_off)
 
 
 async def _join(settings: dict[str, Any], actor: Actor) -> tuple[Member, Link]:
@@ -68,14 +76,14 @@ async def _join(settings: dict[str, Any], actor: Actor) -> tuple[Member, Link]:
     link = Link(partial(DealerChannel, settings["endpoint"]), identity)
     member = Member(link, actor.methods)
     await link.open()
+    link.keep()
     return member, link
 
 
-async def _leave(joined: tuple[Member, Link], actor: Actor, patience: float) -> None:
-    member, link = joined
+async def _leave(member: Member, link: Link, actor: Actor, reason: str, patience: float) -> None:
     actor.leaving = True
     try:
-        await asyncio.wait_for(member.leave("the cluster stops"), LEAVE_SHARE * patience)
+        await asyncio.wait_for(member.leave(reason), LEAVE_SHARE * patience)
     except TimeoutError:
         print("calls go on though they were cancelled: left behind", file=sys.stderr, flush=True)
     link.close()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from zagent.client.calls import Calls
-from zagent.client.link import CONTROL, WELCOME_TIMEOUT_S, Link
+from zagent.client.link import WELCOME_TIMEOUT_S, Link
 from zagent.errors import ConnectionLost
 from zagent.wire.sockets import DealerChannel
 
@@ -14,11 +20,12 @@ from zagent.wire.sockets import DealerChannel
 class Links:
     """Opened by the first who asks on a loop, closed together.
 
-    ``watched``: they close once the broker hangs up. Whoever has launched it hears that, and why, from the launcher.
+    A broker that dies is started again, and they with it; one that has been away for ``patience_s`` seconds is gone,
+    and they close.
     """
 
-    def __init__(self, endpoint: str, *, watched: bool) -> None:
-        self._endpoint, self._watched = endpoint, watched
+    def __init__(self, endpoint: str, *, patience_s: float) -> None:
+        self._endpoint, self._patience_s = endpoint, patience_s
         self._openings: dict[asyncio.AbstractEventLoop, asyncio.Task[Calls]] = {}
         self._lock = threading.Lock()  # loops of several threads ask
         #: Why they are closed; "" while they are not.
@@ -44,7 +51,7 @@ class Links:
             ended = [(known, self._openings.pop(known)) for known in list(self._openings) if known.is_closed()]
             opening = self._openings.get(loop)
             if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
-                opening = loop.create_task(open_calls(self._endpoint, timeout, watched=self._watched))
+                opening = loop.create_task(open_calls(self._endpoint, timeout, self._patience_s))
                 self._openings[loop] = opening
         for pair in ended:
             _close(*pair, "its event loop has ended")
@@ -69,17 +76,27 @@ def _close(loop: asyncio.AbstractEventLoop, opening: asyncio.Task[Calls], reason
         loop.call_soon_threadsafe(link.close, reason)
 
 
-async def open_calls(endpoint: str, timeout: float = WELCOME_TIMEOUT_S, *, watched: bool = False) -> Calls:
+async def open_calls(endpoint: str, timeout: float, patience_s: float) -> Calls:
     """A link of this loop to the broker, as a caller. Raises `ConnectionLost`, which names the endpoint."""
-
-    def lane(identity: bytes) -> DealerChannel:
-        watch = watched and identity[:1] == CONTROL  # one of the two is enough
-        return DealerChannel(endpoint, identity, (lambda: link.close("the broker hung up")) if watch else None)
-
-    link = Link(lane)
+    link = Link(partial(DealerChannel, endpoint))
     calls = Calls(link)
     try:
         await link.open(timeout)
     except ConnectionLost as error:
         raise ConnectionLost(f"no cluster at {endpoint!r}: {error}") from error
+    link.keep(patience_s)
     return calls
+
+
+def open_launcher(endpoint: str, facts: Mapping[str, Any]) -> int | None:
+    """A pidfd of the launcher behind ``endpoint``, by the record in its run directory (launcher/record.py); None where
+    it is out of sight: on another host, in another container, gone."""
+    if not endpoint.startswith("ipc://"):
+        return None
+    try:
+        record = json.loads((Path(facts["run_dir"]) / "launcher.json").read_text())
+        if record["pid_namespace"] == os.readlink("/proc/self/ns/pid"):  # else the pid means somebody else here
+            return os.pidfd_open(record["pid"])
+    except (OSError, ValueError, KeyError):
+        pass
+    return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,18 +17,19 @@ from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
 from zagent.client.services import Services
 from zagent.config import Config
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost, MemberLost, RolloutError, ZagentError
+from zagent.errors import ConnectionLost, RolloutError, ZagentError
 from zagent.trainer.collate import collate
+from zagent.trainer.control import Control
 from zagent.trainer.embed import Launched, start_launcher
 from zagent.trainer.io_thread import IoThread
-from zagent.trainer.links import Links
-from zagent.trainer.rollout import WORKER_POOL, Rollout
+from zagent.trainer.links import Links, open_launcher
+from zagent.trainer.rollout import Rollout
 from zagent.trainer.rows import Row, rows_of
 from zagent.types import Outcome
-from zagent.wire.messages import BROKER
 
-#: Seconds a control call may take; an engine that is busy answers it all the same.
-CONTROL_TIMEOUT_S = 30.0
+#: Seconds that a broker may be away before a manager that only joined the cluster takes it for gone. One that is
+#: started again answers within two; on the launcher's own host its end is seen at once.
+BROKER_PATIENCE_S = 30.0
 
 
 class AgentLoopManager:
@@ -45,13 +46,13 @@ class AgentLoopManager:
         self._pid = os.getpid()
         self._closed = False
         self._closing = threading.RLock()
-        self._pad_token_id: int | None = None
         try:
-            self._links = Links(endpoint, watched=launched is None)
+            self._links = Links(endpoint, patience_s=BROKER_PATIENCE_S if launched is None else math.inf)
             self._calls = self._io.run(self._links.here(timeout))
         except BaseException:
             self._io.close()
             raise
+        self._control = Control(self._calls)
         facts = self._calls.link.facts
         self.config = Config.from_dict(facts["config"])
         self.run_id: str = facts.get("run_id", "")
@@ -60,8 +61,9 @@ class AgentLoopManager:
         self.server_manager = AsyncLLMServerManager(self._links.here)
         #: Calls services: `await manager.services["sandbox"].run(…)` on any loop.
         self.services = Services.configured(self._links.here, facts["config"].get("services", {}))
-        if launched is not None:
-            self._io.loop.call_soon_threadsafe(self._watch_launcher, os.pidfd_open(launched.pid))
+        launcher = os.pidfd_open(launched.pid) if launched is not None else open_launcher(endpoint, facts)
+        if launcher is not None:
+            self._io.loop.call_soon_threadsafe(self._watch_launcher, launcher)
 
     @classmethod
     def launch(cls, config: Config | None = None) -> AgentLoopManager:
@@ -156,15 +158,8 @@ class AgentLoopManager:
         return Rollout(self._calls, rows, self._window)
 
     async def _run(self, rows: list[Row]) -> tuple[list[Outcome], int]:
-        pad = await self._pad()  # before the work: what is done then needs nobody any more
+        pad = await self._control.pad_token_id()  # before the work: what is done then needs nobody any more
         return await (await self._start(rows)).rest(), pad
-
-    async def _pad(self) -> int:
-        """The padding id: the tokenizer's, which only the workers have loaded. Asked past their credits."""
-        if self._pad_token_id is None:
-            about = await self._on_members(WORKER_POOL, "about")
-            self._pad_token_id = int(next(iter(about.values()))["pad_token_id"])
-        return self._pad_token_id
 
     def _collated(self, outcomes: list[Outcome], batch: DataProto, pad_token_id: int) -> DataProto:
         rollout = self.config.rollout
@@ -182,40 +177,24 @@ class AgentLoopManager:
     def status(self) -> dict[str, Any]:
         """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, restarts, pid),
         `sessions`, `pending`, `counters`."""
-        status: dict[str, Any] = self._io.run(self._broker("status"))
+        status: dict[str, Any] = self._io.run(self._control.broker("status"))
         return status
 
     def engine_stats(self) -> dict[str, dict[str, Any]]:
         """Per engine, by its own count: calls, prompt_tokens, cached_tokens, response_tokens, in_flight."""
-        return self._io.run(self._on_members(ENGINE_POOL, "stats"))
+        return self._io.run(self._control.on_members(ENGINE_POOL, "stats"))
 
     def clear_kv_cache(self) -> None:
         """Every engine forgets its prefix cache. Raises `EngineError` if one cannot (calls are running)."""
-        self._io.run(self._on_members(ENGINE_POOL, "clear_cache"))
+        self._io.run(self._control.on_members(ENGINE_POOL, "clear_cache"))
 
     def drain(self, name: str, pool: str = ENGINE_POOL) -> None:
         """Give a member nothing new; what it has finishes. Its sessions move to others."""
-        self._io.run(self._broker("drain", [pool, name]))
+        self._io.run(self._control.broker("drain", [pool, name]))
 
     def remove(self, name: str, pool: str = ENGINE_POOL) -> None:
         """Take a member out at once; its calls run again elsewhere."""
-        self._io.run(self._broker("remove", [pool, name]))
-
-    async def _broker(self, method: str, argument: Any = None) -> Any:
-        return await self._calls.call(BROKER, method, argument, timeout=CONTROL_TIMEOUT_S)
-
-    async def _on_members(self, pool: str, method: str) -> dict[str, Any]:
-        """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised."""
-        members = (await self._broker("status"))["pools"][pool]
-        names = [name for name, member in members.items() if member["state"] != "dead"]
-        if not names:
-            raise MemberLost(f"no live member in pool {pool!r}")
-        call = partial(self._calls.call, pool, method, timeout=CONTROL_TIMEOUT_S)
-        results = await asyncio.gather(*(call(member=name) for name in names), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return dict(zip(names, results, strict=True))
+        self._io.run(self._control.broker("remove", [pool, name]))
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -225,10 +204,15 @@ class AgentLoopManager:
         def gone() -> None:
             self._io.loop.remove_reader(handle)
             os.close(handle)
-            reason = self._launched.exit_reason() if self._launched else None
-            self._links.close("the cluster was closed" if reason is None else f"the cluster has ended: {reason}")
+            self._links.close(self._end_of_cluster())
 
         self._io.loop.add_reader(handle, gone)
+
+    def _end_of_cluster(self) -> str:
+        if self._launched is None:
+            return "the cluster's launcher has ended"
+        reason = self._launched.exit_reason()
+        return "the cluster was closed" if reason is None else f"the cluster has ended: {reason}"
 
     def close(self) -> None:
         """End what was launched, or just leave. Rows that still run are cancelled. Called again, from whichever thread,

@@ -17,13 +17,16 @@ from zagent.wire.codec import Buffer
 Frames: TypeAlias = "Sequence[Buffer]"
 #: Called with everything that has arrived since the last call.
 Receiver: TypeAlias = "Callable[[list[Frames]], None]"
+#: Called when a connection that was lost is there again; what was under way then may be lost.
+Reconnected: TypeAlias = "Callable[[], None]"
 
 
 class Channel(Protocol):
     """One lane of a peer's link. ``send`` never waits and keeps no reference to the frames' memory."""
 
-    def open(self, receiver: Receiver) -> None:
-        """Deliver to ``receiver`` from now on, on the running loop."""
+    def open(self, receiver: Receiver, reconnected: Reconnected) -> None:
+        """Deliver to ``receiver`` from now on, on the running loop; ``reconnected`` is called there, too, after what
+        the former connection has brought."""
 
     def send(self, frames: Frames) -> None:
         """Hand over one message. Raises `ConnectionLost` after close."""
@@ -39,9 +42,10 @@ class MemoryChannel:
         self._router = router
         self.identity = identity
         self._receiver: Receiver | None = None
+        self.reconnected: Reconnected = lambda: None
 
-    def open(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    def open(self, receiver: Receiver, reconnected: Reconnected) -> None:
+        self._receiver, self.reconnected = receiver, reconnected
         self._router.attach(self)
 
     def send(self, frames: Frames) -> None:
@@ -62,7 +66,9 @@ class MemoryChannel:
 class MemoryRouter:
     """The broker's end: ROUTER semantics (addressed by identity, an unknown one is an error) on the event loop.
 
-    ``latency`` seconds pass between sending and delivery; messages of one channel keep their order.
+    ``latency`` seconds pass between sending and delivery; messages of one channel keep their order. As on sockets, the
+    broker may go and come back (`cut`, `mend`): what was under way is lost, and what a channel sends without a
+    connection is delivered to the next broker.
     """
 
     def __init__(self, latency: float = 0.0) -> None:
@@ -70,6 +76,9 @@ class MemoryRouter:
         self.receiver: Callable[[list[tuple[bytes, Frames]]], None] | None = None
         self._channels: dict[bytes, MemoryChannel] = {}
         self._under_way: deque[Callable[[], None]] = deque()
+        self._there = True
+        #: What is sent by channels without a connection.
+        self._waiting: dict[bytes, list[Frames]] = {}
 
     def connect(self, identity: bytes) -> MemoryChannel:
         """A new channel; it is attached when opened."""
@@ -77,32 +86,59 @@ class MemoryRouter:
 
     def attach(self, channel: MemoryChannel) -> None:
         self._channels[channel.identity] = channel
+        if not self._there:
+            self._waiting[channel.identity] = []
 
     def detach(self, identity: bytes) -> None:
         self._channels.pop(identity, None)
 
+    def cut(self) -> None:
+        """The broker is gone: all connections are lost, and all that is under way."""
+        self._there = False
+        self._under_way.clear()
+        self._under_way = deque()
+        self._waiting |= {identity: [] for identity in self._channels if identity not in self._waiting}
+
+    def mend(self) -> None:
+        """A broker is there again."""
+        self._there = True
+        for identity in list(self._waiting):
+            self.connected(identity)
+
+    def connected(self, identity: bytes) -> None:
+        """A channel is connected again: it is told so, and what it has sent meanwhile is delivered."""
+        for frames in self._waiting.pop(identity, []):
+            self.later(self._to_broker, identity, frames)
+        channel = self._channels.get(identity)
+        if channel is not None:
+            asyncio.get_running_loop().call_soon(channel.reconnected)
+
     def deliver(self, identity: bytes, frames: Frames) -> None:
         """From a channel to the broker."""
-        self._later(self._to_broker, identity, [bytes(frame) for frame in frames])
+        copies = [bytes(frame) for frame in frames]
+        waiting = self._waiting.get(identity)
+        if waiting is None:
+            self.later(self._to_broker, identity, copies)
+        else:
+            waiting.append(copies)
 
     def send(self, identity: bytes, frames: Frames) -> bool:
         """From the broker to a channel; False when nobody of that name is there."""
-        if identity not in self._channels:
+        if identity not in self._channels or identity in self._waiting:
             return False
-        self._later(self._to_channel, identity, [bytes(frame) for frame in frames])
+        self.later(self._to_channel, identity, [bytes(frame) for frame in frames])
         return True
 
-    def _later(self, deliver: Callable[[bytes, Frames], None], identity: bytes, frames: Frames) -> None:
+    def later(self, arrive: Callable[[bytes, Frames], None], identity: bytes, frames: Frames) -> None:
+        """``arrive(identity, frames)`` after the latency, in order."""
         # One queue, and timers that each take its head: timers of equal time alone would not keep the order.
-        self._under_way.append(lambda: deliver(identity, frames))
+        queue = self._under_way
+        queue.append(lambda: arrive(identity, frames))
         loop = asyncio.get_running_loop()
         if self.latency:
-            loop.call_later(self.latency, self._deliver_next)
+            loop.call_later(self.latency, _arrives, queue)
         else:
-            loop.call_soon(self._deliver_next)
-
-    def _deliver_next(self) -> None:
-        self._under_way.popleft()()
+            loop.call_soon(_arrives, queue)
 
     def _to_broker(self, identity: bytes, frames: Frames) -> None:
         if self.receiver is not None:
@@ -112,3 +148,9 @@ class MemoryRouter:
         channel = self._channels.get(identity)
         if channel is not None:
             channel.receive(frames)
+
+
+def _arrives(queue: deque[Callable[[], None]]) -> None:
+    """The head of the ``queue``, if a `cut` has not taken it."""
+    if queue:
+        queue.popleft()()

@@ -7,6 +7,7 @@ which keeps their dtype and shape, and are read back without a copy (read-only).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from reprlib import repr as shortly  # what a peer sent may be long
 from typing import Any, TypeAlias, get_type_hints
 
 import msgpack
@@ -19,10 +20,23 @@ Buffer: TypeAlias = "bytes | memoryview"
 
 #: Largest header: a session or pool name is a few dozen characters; 64 KiB leaves room for any sensible one.
 MAX_HEADER = 64 * 1024
+#: Largest frame, in bytes; the sockets cut off who sends a larger one. The routed experts of 100 000 tokens (61 layers,
+#: 8 each) take 200 MB.
+MAX_FRAME = 1024 * 1024 * 1024
 #: Arrays in one message. 50 images and their grids stay far below.
 MAX_ARRAYS = 4096
 #: Largest body skeleton (rows with long histories are some 100 KB).
 MAX_SKELETON = 256 * 1024 * 1024
+#: Values in one skeleton. An empty map is one byte there and 64 here: the largest skeleton would take 18 GB and a
+#: minute, with this limit 0.4 GB and a second, strings aside. An array counts as one value, a list or map as
+#: `LIST_VALUES` more than it has, for its memory and for Python's garbage collector.
+MAX_VALUES = 4 * 1024 * 1024
+LIST_VALUES = 32
+#: The same of a header, and its fields. 64 KiB of lists in lists would take its reader milliseconds.
+MAX_HEADER_VALUES = 1024
+MAX_HEADER_FIELDS = 64
+#: Up to this size, in bytes, nothing is counted, which costs 0.1 µs a list or map.
+UNCOUNTED = 1024
 
 _ARRAY = 1  # msgpack extension: [frame number, dtype, shape]
 _DTYPE_KINDS = "biufc"  # bool, ints, floats, complex: plain memory; never objects
@@ -32,6 +46,7 @@ _FIELD_TYPES: dict[type[Message], tuple[type, ...]] = {
     cls: tuple(get_type_hints(cls).values()) for cls in KINDS.values()
 }
 _REQUIRED = {cls: len(cls._fields) - len(cls._field_defaults) for cls in KINDS.values()}
+_DTYPE_MAX = 8  # letters: "<c16"; numpy would parse any number of fields
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
 
 
@@ -56,22 +71,37 @@ def decode_header(frame: Buffer) -> Message:
     if len(frame) > MAX_HEADER:
         raise DecodeError(f"header of {len(frame)} bytes")
     try:
-        values = msgpack.unpackb(frame, use_list=False)
+        counted = _counted(MAX_HEADER_VALUES) if len(frame) > UNCOUNTED else {}
+        values = msgpack.unpackb(frame, use_list=False, max_array_len=MAX_HEADER_FIELDS, **counted)
     except Exception as error:  # msgpack raises half a dozen unrelated classes
         raise DecodeError(f"header is not msgpack: {error}", [frame]) from error
     if type(values) is not tuple or len(values) < 2:
         raise DecodeError("header is not a list of at least two", [frame])
     if values[0] != WIRE_VERSION:
-        raise VersionMismatch(f"peer speaks wire version {values[0]!r}, this side {WIRE_VERSION}")
+        raise VersionMismatch(f"peer speaks wire version {shortly(values[0])}, this side {WIRE_VERSION}")
     kind = KINDS.get(values[1]) if type(values[1]) is int else None
     if kind is None:
-        raise DecodeError(f"unknown kind {values[1]!r}", [frame])
+        raise DecodeError(f"unknown kind {shortly(values[1])}", [frame])
     expected = _FIELD_TYPES[kind]
     fields = values[2 : 2 + len(expected)]
     types = tuple(map(type, fields))
     if types != expected:
         _check_fields(kind, types, frame)
     return kind(*fields)
+
+
+def _counted(most: int) -> dict[str, Any]:
+    """Options that make `msgpack.unpackb` stop with `DecodeError` where there are more than ``most`` values."""
+    left = most
+
+    def count(made: Any) -> Any:
+        nonlocal left
+        left -= LIST_VALUES + len(made)
+        if left < 0:
+            raise DecodeError(f"more than {most} values")
+        return made
+
+    return {"list_hook": count, "object_hook": count, "max_map_len": most}
 
 
 def _check_fields(kind: type[Message], types: tuple[type, ...], frame: Buffer) -> None:
@@ -87,7 +117,7 @@ def encode_body(value: Any) -> list[Buffer]:
     """Body frames of a value made of None, bools, ints, floats, strings, bytes, lists, dicts and numpy arrays.
 
     Raises:
-        EncodeError: something else is in it (the type is named), or an integer beyond 64 bits.
+        EncodeError: something else is in it (the type is named), an integer beyond 64 bits, or it is too large.
     """
     frames: list[Buffer] = [b""]
     try:
@@ -96,6 +126,8 @@ def encode_body(value: Any) -> list[Buffer]:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodeError(f"value cannot cross the wire: {error}") from error
+    if len(frames[0]) > MAX_SKELETON:
+        raise EncodeError(f"a value of {len(frames[0])} bytes beside its arrays, {MAX_SKELETON} at most")
     return frames
 
 
@@ -106,6 +138,8 @@ def _array_hook(frames: list[Buffer]) -> Callable[[Any], Any]:
                 raise EncodeError(f"an array of dtype {value.dtype} cannot cross the wire")
             if len(frames) > MAX_ARRAYS:
                 raise EncodeError(f"more than {MAX_ARRAYS} arrays in one message")
+            if value.nbytes > MAX_FRAME:
+                raise EncodeError(f"an array of {value.nbytes} bytes cannot cross the wire, {MAX_FRAME} at most")
             frames.append(value.tobytes())  # C order; a copy, so that the caller may go on changing its array
             return msgpack.ExtType(_ARRAY, _packer.pack((len(frames) - 1, value.dtype.str, value.shape)))
         if isinstance(value, np.generic):
@@ -117,39 +151,49 @@ def _array_hook(frames: list[Buffer]) -> Callable[[Any], Any]:
     return hook
 
 
-def decode_body(frames: Sequence[Buffer]) -> Any:
-    """The value in body frames; arrays are read-only views of their frames.
+def decode_body(frames: Sequence[Buffer], max_skeleton: int = MAX_SKELETON) -> Any:
+    """The value in body frames; arrays are read-only views of their frames. ``max_skeleton`` in bytes.
 
     Raises:
         DecodeError: carries the frames.
     """
     if not frames:
         raise DecodeError("message without a body")
-    if len(frames) > MAX_ARRAYS + 1 or len(frames[0]) > MAX_SKELETON:
+    if len(frames) > MAX_ARRAYS + 1 or len(frames[0]) > max_skeleton:
         raise DecodeError(f"body of {len(frames)} frames, skeleton of {len(frames[0])} bytes")
-
-    def hook(code: int, data: bytes) -> Any:
-        if code != _ARRAY:
-            raise DecodeError(f"unknown extension {code}", frames)
-        number, dtype, shape = msgpack.unpackb(data, use_list=False)
-        return _array(frames, number, dtype, shape)
-
+    counted = _counted(MAX_VALUES) if len(frames[0]) > UNCOUNTED else {}
     try:
-        return msgpack.unpackb(frames[0], ext_hook=hook, strict_map_key=False)
+        return msgpack.unpackb(
+            frames[0], strict_map_key=False, ext_hook=_Arrays(frames), max_array_len=MAX_VALUES, **counted
+        )
     except DecodeError:
         raise
     except Exception as error:  # as in decode_header
         raise DecodeError(f"body cannot be read: {type(error).__name__}: {error}", frames) from error
 
 
-def _array(frames: Sequence[Buffer], number: Any, dtype: Any, shape: Any) -> np.ndarray:
-    if type(number) is not int or not 1 <= number < len(frames):
-        raise DecodeError(f"array frame {number!r} of {len(frames)}", frames)
-    if type(dtype) is not str or type(shape) is not tuple or (shape and min(shape) < 0):
-        raise DecodeError(f"array of dtype {dtype!r} and shape {shape!r}", frames)
-    kind = np.dtype(dtype)
-    if kind.kind not in _DTYPE_KINDS:
-        raise DecodeError(f"array of dtype {kind}", frames)
-    values = np.frombuffer(frames[number], dtype=kind)
-    values.flags.writeable = False  # a frame that was received without a copy would let itself be written to
-    return values if values.shape == shape else values.reshape(shape)
+class _Arrays:
+    """Makes the arrays of a body, each frame once and in order: their number is that of the frames."""
+
+    def __init__(self, frames: Sequence[Buffer]) -> None:
+        self._frames = frames
+        self._last = 0
+
+    def __call__(self, code: int, data: bytes) -> np.ndarray:
+        if code != _ARRAY:
+            raise DecodeError(f"unknown extension {code}", self._frames)
+        number, dtype, shape = msgpack.unpackb(data, use_list=False)
+        if type(number) is not int or not self._last < number < len(self._frames):
+            raise DecodeError(f"array frame {shortly(number)} of {len(self._frames)}", self._frames)
+        self._last = number
+        return self._array(self._frames[number], dtype, shape)
+
+    def _array(self, frame: Buffer, dtype: Any, shape: Any) -> np.ndarray:
+        if type(dtype) is not str or len(dtype) > _DTYPE_MAX or type(shape) is not tuple or (shape and min(shape) < 0):
+            raise DecodeError(f"array of dtype {shortly(dtype)} and shape {shortly(shape)}", self._frames)
+        kind = np.dtype(dtype)
+        if kind.kind not in _DTYPE_KINDS:
+            raise DecodeError(f"array of dtype {kind}", self._frames)
+        values = np.frombuffer(frame, dtype=kind)
+        values.flags.writeable = False  # a frame that was received without a copy would let itself be written to
+        return values if values.shape == shape else values.reshape(shape)

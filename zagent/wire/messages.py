@@ -29,6 +29,7 @@ class Call(NamedTuple):
     remaining_ms: int = -1
     member: str = ""  #: this member and no other, past balancing and credits (control calls)
     incarnation: int = 0  #: the broker's, as the caller knows it
+    suspect: bool = False  #: it was aboard when a member died by itself: it may be what killed it
 
 
 class Reply(NamedTuple):
@@ -49,6 +50,14 @@ class Failure(NamedTuple):
     incarnation: int = 0
 
 
+class Progress(NamedTuple):
+    """Member → broker → caller: the part of the answer that has come since the last one. Body: what the method makes of
+    it."""
+
+    call: bytes
+    attempt: int
+
+
 class Cancel(NamedTuple):
     """Caller → broker → member, control lane: stop running the call; it is still answered once."""
 
@@ -64,7 +73,9 @@ class EndSession(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Peer → broker, once per lane. ``pool`` "" = a caller only. Body: facts about the peer (a map)."""
+    """Peer → broker on each lane, again whenever the broker may have forgotten the peer: said twice, it changes
+    nothing. ``pool`` "" = a caller only. Body: facts about the peer (a map); a member's `held` are the calls that it
+    runs or whose answers it keeps: ``[[call, attempt, session, method, running], …]``."""
 
     pool: str
     name: str
@@ -72,16 +83,34 @@ class Hello(NamedTuple):
     credits: int  #: calls it takes at once
     secret: str  #: the launcher's join secret; members and the launcher only
     package: str  #: version of zagent, for the error text
+    incarnation: int = 0  #: of the broker that welcomed the peer last
+    #: Which of the link's connections speaks, counted. The broker of that incarnation, if it knows the peer by another
+    #: one, forgets it first: with that connection all was lost that was under way.
+    connection: int = 0
 
 
 class Welcome(NamedTuple):
     """Broker → peer, control lane, when both lanes have said hello. Body: the cluster's facts (a map)."""
 
     incarnation: int
+    known: bool = False  #: the peer never was forgotten: its calls are under way
+
+
+class HelloWanted(NamedTuple):
+    """Broker → peer, on the lane that spoke: what you said is dropped, for I do not know you; say hello."""
+
+
+class Pulse(NamedTuple):
+    """Broker → peer, control lane, once a second: I am there, and what you sent before the pulse before has left me."""
+
+    incarnation: int
 
 
 class Goodbye(NamedTuple):
     """Peer → broker: I leave. What a caller still runs is cancelled; a member's leases are lost."""
+
+    reason: str = ""
+    crashed: bool = False  #: as in `Exited`
 
 
 class Drain(NamedTuple):
@@ -98,6 +127,16 @@ class Exited(NamedTuple):
     name: str
     epoch: int
     reason: str
+    crashed: bool = False  #: it died by itself, so that one of its calls may be the reason
+
+
+class Health(NamedTuple):
+    """Launcher → broker: this member answers slowly or not at all, and is to be spared; or is well again."""
+
+    pool: str
+    name: str
+    epoch: int
+    slow: bool
 
 
 class Abandoned(NamedTuple):
@@ -107,7 +146,23 @@ class Abandoned(NamedTuple):
     pool: str
 
 
-Message = Call | Reply | Failure | Cancel | EndSession | Hello | Welcome | Goodbye | Drain | Exited | Abandoned
+Message = (
+    Call
+    | Reply
+    | Failure
+    | Progress
+    | Cancel
+    | EndSession
+    | Hello
+    | Welcome
+    | HelloWanted
+    | Pulse
+    | Goodbye
+    | Drain
+    | Exited
+    | Health
+    | Abandoned
+)
 
 #: Wire number of each kind; numbers are never used again for something else.
 KINDS: dict[int, type[Message]] = {
@@ -122,6 +177,10 @@ KINDS: dict[int, type[Message]] = {
     9: Drain,
     10: Exited,
     11: Abandoned,
+    12: Progress,
+    13: HelloWanted,
+    14: Pulse,
+    15: Health,
 }
 
 #: Pool name of calls that the broker itself answers (`status`, `drain`, `remove`).

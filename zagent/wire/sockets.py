@@ -1,4 +1,4 @@
-"""ZeroMQ sockets; the only importer of zmq.
+"""ZeroMQ sockets; zmq is imported in this room only.
 
 The broker polls one ROUTER from its own thread; every other process has DEALERs on its event loop, drained in batches
 from an event-loop reader on the socket's descriptor (zmq.asyncio costs a future and a wake-up per message).
@@ -8,37 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections import deque
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import zmq
 
-from zagent.errors import ConfigError, ConnectionLost
-from zagent.wire.channel import Frames, Receiver
+from zagent.errors import ConnectionLost
+from zagent.wire.binding import Door, allow_files
+from zagent.wire.channel import Frames, Receiver, Reconnected
 from zagent.wire.codec import Buffer
+from zagent.wire.endpoints import Endpoint, parse
+from zagent.wire.gate import Gate
+from zagent.wire.keys import CLIENT_SUFFIX, read_broker, read_client
+from zagent.wire.monitor import Monitor
+from zagent.wire.options import HIGH_WATER, LINGER_MS, configure
 
-#: Messages queued towards one peer before it counts as gone. A peer is owed at most what it asked for
-#: (`broker.max_pending` calls), so only a peer that stopped reading reaches it.
-HIGH_WATER = 200_000
-#: Undelivered messages are dropped this long after close, so that no exit hangs (libzmq's default is for ever).
-LINGER_MS = 500
 #: Messages taken in one go before other work gets its turn; at about 10 µs each this bounds the delay to some ms.
 BATCH = 512
 #: Received frames from this size on (bytes) are handed on without a copy. Smaller ones share libzmq's receive buffer of
 #: this size with their neighbours, so that keeping one would keep all.
 UNCOPIED_FROM = 8192
-#: Longest path of a Unix socket on Linux, in bytes.
-IPC_PATH_MAX = 107
-
-
-def _configure(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.LINGER, LINGER_MS)
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
-
+#: Messages that wait, behind those in libzmq's queue, in a peer whose broker takes nothing.
+BACKLOG_MAX = 200_000
+#: Events of the broker's socket: a connection, and a handshake that came to nothing.
+_ACCEPTED = int(zmq.EVENT_ACCEPTED)
+_FAILED = (
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL),
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH),
+)
+_MADE = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 # Plain ints, for arithmetic on zmq's enums costs as much as the send itself (1.5 µs a message).
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -70,39 +70,69 @@ class RouterSocket:
     """The broker's socket. All methods from one thread.
 
     Args:
-        endpoint: `ipc://PATH`, or `tcp://HOST:PORT` (port 0 = any free one). `self.endpoint` is what was bound.
+        endpoint: `ipc://PATH`, or `tcp://HOST:PORT` (port 0 = any free one). `self.endpoint` is what was bound, and
+            what peers connect to.
+        keys: path of the broker's key file; TCP only. None lets everybody in.
 
     Raises:
-        ConfigError: the endpoint is taken or malformed; names it.
+        ConfigError: the endpoint is taken or malformed, or the key file cannot be used; names it.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: str | None = None) -> None:
+        address = parse(endpoint).address
+        allow_files()
         self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        _configure(self._socket)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._bound: str | None = None
         try:
-            _refuse_taken(endpoint)
-            self._socket.bind(endpoint)
-        except (zmq.ZMQError, OSError) as error:
-            self.close()
-            raise ConfigError(f"broker.endpoint {endpoint!r} cannot be bound: {error}") from error
-        self.endpoint: str = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")  # type: ignore[union-attr]
-        self._bound = _ipc_path(self.endpoint)
+            self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+            configure(self._socket)
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # A peer that reconnects before its former connection was found dead takes its name over, else its messages
+            # would go nowhere. To take somebody else's one must know 8 random bytes, which the broker tells nobody but
+            # the members that run his calls (a call's id begins with them).
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            self._monitor = Monitor(self._socket, sum(_FAILED) + _ACCEPTED)
+            self._poller = zmq.Poller()
+            for one in (self._socket, self._monitor.socket):
+                self._poller.register(one, zmq.POLLIN)
+            self._gate = self._guarded(keys) if keys else None
+            self._door = Door(self._socket, address)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        client = os.path.abspath(keys + CLIENT_SUFFIX) if keys else ""
+        self.endpoint = str(Endpoint(self._door.address, client))
+        self._turned_away = 0
+
+    def _guarded(self, keys: str) -> Gate:
+        gate = Gate(self._context, read_broker(keys))
+        gate.guard(self._socket)
+        self._poller.register(gate.socket, zmq.POLLIN)
+        return gate
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Frames]]:
         """Up to `BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first."""
-        if not self._socket.poll(timeout_ms):
-            return []
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._gate is not None and self._gate.socket in ready:
+            self._gate.answer()
+        if self._monitor.socket in ready:
+            self._look_around()
         batch: list[tuple[bytes, Frames]] = []
-        try:
-            while len(batch) < BATCH:
-                identity, *frames = _receive(self._socket)
-                batch.append((bytes(identity), frames))
-        except zmq.Again:
-            pass
+        if self._socket in ready:
+            with suppress(zmq.Again):
+                while len(batch) < BATCH:
+                    identity, *frames = _receive(self._socket)
+                    batch.append((bytes(identity), frames))
         return batch
+
+    def turned_away(self) -> int:
+        """Connections so far that ended before they had said who they are: noise, other protocols, wrong keys."""
+        self._look_around()
+        return self._turned_away
+
+    def _look_around(self) -> None:
+        events = self._monitor.take()
+        self._turned_away += sum(events[failed] for failed in _FAILED)
+        self._door.entered(events[_ACCEPTED])
 
     def send(self, identity: bytes, frames: Frames) -> bool:
         """One message; False when the peer is gone or has stopped reading (never waits)."""
@@ -117,76 +147,68 @@ class RouterSocket:
     def close(self) -> None:
         """Close; waits at most `LINGER_MS`."""
         self._context.destroy(linger=LINGER_MS)
-        if self._bound is not None:  # libzmq leaves the file behind
-            with suppress(FileNotFoundError):
-                os.unlink(self._bound)
-            self._bound = None
-
-
-def _ipc_path(endpoint: str) -> str | None:
-    return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
-
-
-def _refuse_taken(endpoint: str) -> None:
-    """Binding an ipc path silently deletes whatever is there; ask first whether somebody answers."""
-    import socket as sockets
-
-    path = _ipc_path(endpoint)
-    if path is None:
-        return
-    if not os.path.isabs(path):
-        raise OSError("the path must be absolute")
-    if len(os.fsencode(path)) > IPC_PATH_MAX:
-        raise OSError(f"path is longer than {IPC_PATH_MAX} bytes")
-    if os.path.lexists(path) and not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise OSError("something that is no socket is there")
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return
-    raise OSError("address already in use")
+        self._door.remove()
 
 
 class DealerChannel:
     """A peer's lane to the broker (`zagent.wire.channel.Channel` over a DEALER), on the loop that opens it."""
 
-    def __init__(self, endpoint: str, identity: bytes, on_hangup: Callable[[], None] | None = None) -> None:
+    def __init__(self, endpoint: str, identity: bytes) -> None:
         self._endpoint = endpoint
         self._identity = identity
-        self._on_hangup = on_hangup
-        self._monitor: zmq.Socket[bytes] | None = None
-        self._monitor_fd = -1
         self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: Monitor | None = None
+        self._connections = 0
         self._backlog: deque[list[Buffer]] = deque()
         self._drain_due = False
 
-    def open(self, receiver: Receiver) -> None:
+    def open(self, receiver: Receiver, reconnected: Reconnected) -> None:
+        """Raises `ConnectionLost` where the endpoint is none, `ConfigError` where its key file cannot be used."""
         self._loop = asyncio.get_running_loop()
         self._receiver = receiver
+        self._reconnected = reconnected
+        address, keys = parse(self._endpoint)
+        options = _client_options(keys) if keys else {}
         # One context, hence one I/O thread, per process (pyzmq makes a fresh one after a fork).
         try:
             self._socket = _context().socket(zmq.DEALER)
         except zmq.ZMQError as error:  # too many sockets, or files
             raise ConnectionLost(f"no socket for {self._endpoint!r}: {error}") from error
-        _configure(self._socket)
-        self._socket.setsockopt(zmq.IDENTITY, self._identity)
+        configure(self._socket)
+        for option, value in {**options, zmq.IDENTITY: self._identity}.items():
+            self._socket.setsockopt(option, value)
         try:
-            if self._on_hangup is not None:
-                self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-                self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
-                self._loop.add_reader(self._monitor_fd, self._hear)
-                self._hear()  # the descriptor tells of changes only, and only to who has looked once
-            self._socket.connect(self._endpoint)
+            self._watch(self._socket)
+            self._socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise ConnectionLost(f"{self._endpoint!r} is no endpoint: {error}") from error
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
 
+    def _watch(self, socket: zmq.Socket[bytes]) -> None:
+        self._monitor = Monitor(socket, _MADE)
+        self._monitor_fd = int(self._monitor.socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._monitor_fd, self._hear)
+        self._hear()  # the descriptor tells of changes only, and only to who has looked once
+
+    def _hear(self) -> None:
+        """A connection was made. What came over the one before is delivered first."""
+        if self._monitor is None:
+            return
+        made = self._monitor.take()[_MADE]
+        self._connections += made
+        if made and self._connections > 1:
+            self._drain()
+            if self._socket is not None:
+                self._reconnected()
+
     def send(self, frames: Frames) -> None:
+        """Raises `ConnectionLost` after close, and while more waits than a broker that is there lets wait."""
         if self._socket is None:
             raise ConnectionLost("the link to the broker is closed")
+        if len(self._backlog) >= BACKLOG_MAX and not self._flush(self._socket):
+            raise ConnectionLost(f"the broker takes nothing: {HIGH_WATER + BACKLOG_MAX} messages wait for it")
         self._backlog.append(list(map(bytes, frames)))
         # All sends of one turn of the loop go out together: one wake-up of the I/O thread, fuller segments. Sending may
         # also swallow the edge that announces arrivals, so the same callback looks for those before the loop sleeps.
@@ -194,10 +216,12 @@ class DealerChannel:
             self._drain_due = True
             self._loop.call_soon(self._drain)
 
-    def _try_send(self, frames: Sequence[Buffer]) -> bool:
-        assert self._socket is not None
+    def _flush(self, socket: zmq.Socket[bytes]) -> bool:
+        """Send what waits; False where some still does, since the broker does not take it."""
         try:
-            _send(self._socket, frames)
+            while self._backlog:
+                _send(socket, self._backlog[0])
+                self._backlog.popleft()
         except zmq.Again:
             return False
         return True
@@ -207,8 +231,7 @@ class DealerChannel:
         self._drain_due = False
         if self._socket is None:
             return
-        while self._backlog and self._try_send(self._backlog[0]):
-            self._backlog.popleft()
+        self._flush(self._socket)
         batch: list[Frames] = []
         try:
             while len(batch) < BATCH:
@@ -221,35 +244,34 @@ class DealerChannel:
         if batch:
             self._receiver(batch)
 
-    def _hear(self) -> None:
-        """The monitor says one thing only: the other side has hung up. What it said before comes first."""
-        if self._monitor is None or not self._monitor.poll(0):
-            return
-        self._monitor.recv_multipart(_NOBLOCK)
-        self._drain()
-        if self._on_hangup is not None:
-            self._on_hangup()
-
     def close(self) -> None:
         if self._socket is None:
             return
         if self._monitor is not None:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._monitor_fd)
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
+            self._monitor.close()
             self._monitor = None
         if hasattr(self, "_fd") and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
-        while self._backlog and self._try_send(self._backlog[0]):
-            self._backlog.popleft()
+        self._flush(self._socket)
         self._socket.close(linger=LINGER_MS)
         self._socket = None
 
 
+def _client_options(keys: str) -> dict[int, bytes]:
+    client = read_client(keys)
+    options = {
+        zmq.CURVE_SERVERKEY: client.broker_public,
+        zmq.CURVE_PUBLICKEY: client.client_public,
+        zmq.CURVE_SECRETKEY: client.client_secret,
+    }
+    return {option: key.encode() for option, key in options.items()}
+
+
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # not 1023: a link takes up to four
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # not 1023: a link takes six
     return context
 
 

@@ -23,7 +23,7 @@ from zagent.worker.trace import named
 #: Keyword arguments on offer: verl's four, and more for functions that name them.
 OFFERED = (
     *("data_source", "solution_str", "ground_truth", "extra_info"),
-    *("messages", "trajectory", "output", "services"),
+    *("messages", "trajectory", "output", "services", "attempt"),
 )
 #: Characters of an answer that errors quote; the log has it whole.
 QUOTED = 400
@@ -38,6 +38,7 @@ class Finished:
     output: AgentLoopOutput
     text: str
     services: Any = None
+    attempt: int = 1
 
     def extra_info(self) -> dict[str, Any]:
         """verl's: the row's `extra_info`, over it the loop's `extra_fields` (tool rewards, turn scores …), `num_turns`
@@ -73,7 +74,7 @@ class Reward:
       function without a default cannot score that row
     * `extra_info`: `Finished.extra_info`
     * `messages`, `trajectory` (`{step, sample_index, rollout_n, validate}`), `output` (the `AgentLoopOutput`; look, do
-      not change), `services` (user actors by pool name)
+      not change), `services` (user actors by pool name), `attempt` (`AgentLoopBase.attempt`)
 
     Dicts and lists are copies. It gives a number, or a dict with `score`, whose other keys become the row's
     `reward_extra_info`; they may be none of `zagent.types.RESERVED_COLUMNS`.
@@ -128,6 +129,7 @@ class Reward:
             "trajectory": lambda: dict(finished.trajectory),
             "output": finished.output.model_copy,
             "services": lambda: finished.services,
+            "attempt": lambda: finished.attempt,
         }
         keywords = {name: make() for name, make in made.items() if name in self._parameters}
         return {**keywords, **self._ground_truth(finished.kwargs), **self._config.kwargs}

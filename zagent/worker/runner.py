@@ -169,6 +169,7 @@ class AgentLoopWorker:
         equip(
             loop,
             attempt=this.number,
+            row_key=row_key(this.row),
             row_name=row_name(this.row),
             session=this.session,
             services=this.services,
@@ -183,7 +184,9 @@ class AgentLoopWorker:
         clock = asyncio.get_running_loop().time
         started = clock()
         text = await self._text(output)
-        scored = await reward.score(Finished(this.row["kwargs"], this.row["trajectory"], output, text, this.services))
+        scored = await reward.score(
+            Finished(this.row["kwargs"], this.row["trajectory"], output, text, this.services, this.number)
+        )
         seconds = clock() - started
         output.metrics.compute_score += seconds
         error = None if scored.error is None else str(scored.error)
@@ -217,6 +220,12 @@ def _end(status: str, output: AgentLoopOutput | None, error: BaseException | Non
         "reward_score": output.reward_score if output else None,
         "metrics": output.metrics.model_dump() if output else None,
     }
+
+
+def row_key(row: dict[str, Any]) -> str:
+    """What all attempts at a row have in common, and none of another row of its step has."""
+    _, step, validate, uid, sample = row["seed_key"]
+    return f"{step}/{'validate/' if validate else ''}{uid}/{sample}"
 
 
 def row_name(row: dict[str, Any]) -> str:

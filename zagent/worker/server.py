@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from zagent import alive
 from zagent.client.calls import Calls
 from zagent.client.link import Identity, Link
 from zagent.client.member import Member
-from zagent.client.process import contained, stop_requested
+from zagent.client.process import contained, end_cut_off, stop_requested, stopped
 from zagent.client.services import Services
 from zagent.config import ModelConfig, RewardConfig, RolloutConfig, TraceConfig
 from zagent.errors import ConfigError, LoopError
@@ -27,7 +28,6 @@ from zagent.loops.vision_processor import VisionProcessor
 from zagent.models import hub_facts
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel
-from zagent.worker.blocked import AT_LEAST_S, ends_when_blocked
 from zagent.worker.reward import Reward
 from zagent.worker.runner import AgentLoopWorker
 from zagent.worker.trace import Tracing
@@ -108,7 +108,6 @@ def _processor(model: ModelConfig) -> VisionProcessor | None:
 
 async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Serve until SIGTERM."""
-    stop = stop_requested()
     asyncio.get_running_loop().set_task_factory(contained(LoopError, "a task of an agent loop"))
     made = prepare(settings)
     identity = Identity(
@@ -142,13 +141,17 @@ async def serve(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None
 
     member = Member(link, {"run": run, "about": about})
     await link.open()
+    stop = stop_requested()  # not before: there is nothing yet that would have to end in order
+    link.keep()
+    alive.watch_loop()
     ready({"tokenizer_probe": probe(made.tokenizer)})
-    async with ends_when_blocked(max(made.trainer_config.rollout.trajectory_timeout_s, AT_LEAST_S)):
-        await stop.wait()
-        await member.leave("the cluster stops")
-        if made.tracing is not None:
-            await made.tracing.close()
+    cut_off = await stopped(stop, link)
+    await member.leave(cut_off or "the cluster stops")
+    if made.tracing is not None:
+        await made.tracing.close()
     link.close()
+    if cut_off:
+        end_cut_off(settings["name"], cut_off)
 
 
 def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:

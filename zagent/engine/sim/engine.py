@@ -10,7 +10,15 @@ from typing import NoReturn
 import numpy as np
 
 from zagent.config import SimConfig
-from zagent.engine.base import EngineInfo, GenerateRequest, check_media, check_prompt, token_budget
+from zagent.engine.base import (
+    Death,
+    EngineInfo,
+    GenerateRequest,
+    Progress,
+    check_media,
+    check_prompt,
+    token_budget,
+)
 from zagent.engine.sim.cache import BLOCK, PrefixCache, PrefixHasher
 from zagent.engine.sim.experts import ExpertRouter
 from zagent.engine.sim.faults import FaultScript, Verdict, parse_faults
@@ -31,6 +39,7 @@ def build(
     index: int,
     model_vocab_size: int | None = None,
     model_image_token_id: int | None = None,
+    checkpoint_tokens: int = 0,
 ) -> SimEngine:
     """The simulated engine number ``index``, called ``name`` in errors. Raises `ConfigError`."""
     vocab_size = sim.vocab_size or model_vocab_size or DEFAULT_VOCAB_SIZE
@@ -38,19 +47,22 @@ def build(
         raise ConfigError(f"engine.sim.eos_token_id={sim.eos_token_id} is outside the vocabulary of {vocab_size}")
     image_token_id = model_image_token_id if sim.image_token_id is None else sim.image_token_id
     info = EngineInfo(vocab_size=vocab_size, context_length=sim.context_length, image_token_id=image_token_id)
-    return SimEngine(sim, info, name, FaultScript(parse_faults(sim.faults, vocab_size), index))
+    return SimEngine(sim, info, name, FaultScript(parse_faults(sim.faults, vocab_size), index), checkpoint_tokens)
 
 
 class SimEngine:
     """Fulfils `zagent.engine.base.Engine` on whatever event loop starts it; waits only by that loop's clock."""
 
-    died: asyncio.Future[str]
+    died: asyncio.Future[Death]
 
-    def __init__(self, sim: SimConfig, info: EngineInfo, name: str, faults: FaultScript) -> None:
+    def __init__(
+        self, sim: SimConfig, info: EngineInfo, name: str, faults: FaultScript, checkpoint_tokens: int = 0
+    ) -> None:
         self.info = info
         self._name = name
         self._sim = sim
         self._faults = faults
+        self._checkpoint_tokens = checkpoint_tokens
         source = token_source(info.vocab_size, sim.eos_token_id, sim.seed)
         self._sampler = Sampler(source, sim.eos_token_id, sim.eos_probability)
         self._router = (
@@ -71,7 +83,7 @@ class SimEngine:
         for at_s, what in self._faults.timed_ends:
             self._timers.append(self._loop.call_later(at_s, self._end, what))
 
-    async def generate(self, request: GenerateRequest) -> TokenOutput:
+    async def generate(self, request: GenerateRequest, progress: Progress | None = None) -> TokenOutput:
         """Int32 ids, float32 log-probabilities, `cached_tokens` in steps of 64; without modelled latency at once.
 
         With `moe_layers`, `routed_experts` is int16 [prompt + answer - 1, moe_layers, experts_per_token]. Each image
@@ -93,7 +105,7 @@ class SimEngine:
             verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
             self._strike(verdict)
             async with self._slots:
-                output = await self._run(marked_ids, sampling, budget, verdict)
+                output = await self._run(marked_ids, sampling, budget, verdict, progress)
         finally:
             self._in_flight -= 1
         if request.images:
@@ -125,36 +137,52 @@ class SimEngine:
         ids = expand(request.prompt_ids, image_token_id, self._sim.tokens_per_image)
         return ids, mark(ids, image_token_id, request.images, self.info.vocab_size)
 
-    async def _run(self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, verdict: Verdict) -> TokenOutput:
+    async def _run(
+        self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, verdict: Verdict, progress: Progress | None
+    ) -> TokenOutput:
         if verdict.effect == "hang" or self.died.done():
             await self._never()
         answer = self._sampler.answer(prompt_ids, sampling, budget)
-        count = answer.token_ids.size // 2 if verdict.effect == "abort" else answer.token_ids.size
-        cached = await self._spend(prompt_ids, answer.token_ids[:count], verdict.factor)
+        aborted = verdict.effect == "abort"
+        if aborted:
+            answer = answer.cut(answer.token_ids.size // 2)
+        cached = await self._spend(prompt_ids, answer, verdict.factor, progress)
         if self.died.done():
             await self._never()
-        output = _output(answer, count, cached, aborted=verdict.effect == "abort")
-        if self._router is not None and count:
+        output = _output(answer, cached, aborted=aborted)
+        if self._router is not None and answer.token_ids.size:
             # As in SGLang, the last token has not been through the model.
             output.routed_experts = self._router.routed(np.concatenate([prompt_ids, output.token_ids])[:-1])
         return output
 
-    async def _spend(self, prompt_ids: np.ndarray, token_ids: np.ndarray, factor: float) -> int:
+    async def _spend(self, prompt_ids: np.ndarray, answer: Answer, factor: float, progress: Progress | None) -> int:
         """Live through prefill and decode, keep the cache; returns the prompt tokens that were cached."""
         if not self._sim.kv_capacity_tokens:
             await self._sleep(prompt_ids.size, self._sim.prefill_tokens_per_s, factor)
-            await self._sleep(token_ids.size, self._sim.decode_tokens_per_s, factor)
+            await self._decode(answer, factor, progress)
             return 0
         # The last token of either has no KV: a prompt's is always computed, an answer's never entered the model.
-        keys = self._hasher.keys(np.concatenate([prompt_ids, token_ids])[:-1])
+        keys = self._hasher.keys(np.concatenate([prompt_ids, answer.token_ids])[:-1])
         prompt_keys = keys[: (prompt_ids.size - 1) // BLOCK]
         cached = self._cache.cached_tokens(prompt_keys)
         if self._sim.prefill_tokens_per_s or self._sim.decode_tokens_per_s:
             await self._sleep(prompt_ids.size - cached, self._sim.prefill_tokens_per_s, factor)
             self._cache.insert(prompt_keys)
-            await self._sleep(token_ids.size, self._sim.decode_tokens_per_s, factor)
+        await self._decode(answer, factor, progress)
         self._cache.insert(keys)
         return cached
+
+    async def _decode(self, answer: Answer, factor: float, progress: Progress | None) -> None:
+        """In pieces of `checkpoint_tokens` that ``progress`` is told of, and the last one."""
+        size, step, done = answer.token_ids.size, self._checkpoint_tokens, 0
+        if progress is not None and step:
+            for end in range(step, size, step):
+                await self._sleep(step, self._sim.decode_tokens_per_s, factor)
+                if self.died.done():
+                    await self._never()
+                progress(_output(answer.cut(end, done), 0, aborted=False))
+                done = end
+        await self._sleep(size - done, self._sim.decode_tokens_per_s, factor)
 
     async def _sleep(self, tokens: int, tokens_per_s: float, factor: float) -> None:
         if tokens and tokens_per_s:
@@ -178,15 +206,15 @@ class SimEngine:
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if not self.died.done():
-            self.died.set_result(f"simulated engine {self._name}: exit from the fault script")
+            self.died.set_result(Death(f"simulated engine {self._name}: exit from the fault script", crashed=True))
 
 
-def _output(answer: Answer, count: int, cached: int, *, aborted: bool) -> TokenOutput:
+def _output(answer: Answer, cached: int, *, aborted: bool) -> TokenOutput:
     return TokenOutput(
-        token_ids=answer.token_ids[:count],
-        log_probs=None if answer.log_probs is None else answer.log_probs[:count],
+        token_ids=answer.token_ids,
+        log_probs=answer.log_probs,
         stop_reason="abort" if aborted else answer.stop_reason,
         num_preempted=0,
-        versions=[(0, 0, count)],
+        versions=[(0, 0, answer.token_ids.size)],
         cached_tokens=cached,
     )

@@ -42,6 +42,11 @@ class Answer(NamedTuple):
     log_probs: npt.NDArray[np.float32] | None
     stop_reason: Literal["stop", "length"]
 
+    def cut(self, end: int, start: int = 0) -> Answer:
+        """Its tokens from ``start`` to ``end``."""
+        log_probs = None if self.log_probs is None else self.log_probs[start:end]
+        return self._replace(token_ids=self.token_ids[start:end], log_probs=log_probs)
+
 
 def parse_sampling(params: Mapping[str, Any]) -> Sampling:
     """Raises `InvalidRequest` naming the key that is unknown or has an impossible value."""

@@ -46,7 +46,7 @@ class ToolContext:
     ``services`` are the cluster's, bound to this session; ``session`` is the same for all calls of one trajectory;
     ``attempt`` is above 1 where another worker was lost while it ran the row; ``row`` are the row's own values;
     ``kwargs`` is this tool's part of its `tools_kwargs`; ``trajectory_data`` is a dict shared by the tools of one
-    trajectory.
+    trajectory; ``row_key`` is the same for all attempts at one row (`AgentLoopBase.row_key`).
     """
 
     services: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +55,7 @@ class ToolContext:
     row: dict[str, Any] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
     trajectory_data: dict[str, Any] = field(default_factory=dict)
+    row_key: str = ""
 
 
 class BadArguments(Exception):

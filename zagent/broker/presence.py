@@ -1,0 +1,230 @@
+"""What follows when peers come, leave, fall silent or fall behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from zagent.broker.dispatch import Dispatch
+from zagent.broker.held import Listed, listed
+from zagent.broker.leases import Frames, Send
+from zagent.broker.pool import Caller, Member, Pool, State
+from zagent.broker.roster import Roster
+from zagent.errors import DecodeError, ProtocolError
+from zagent.wire.codec import decode_body, encode_body, encode_header
+from zagent.wire.messages import Exited, Goodbye, Health, Hello, Pulse, Welcome
+
+#: Seconds between two pulses to every peer.
+PULSE_S = 1.0
+#: After a restart the broker waits this long for the members that were alive, in seconds: peers try to reconnect ten
+#: times a second.
+RECOVER_S = 2.0
+#: Calls that members have from before are kept for their callers this long after a restart, in seconds.
+CLAIM_S = 10.0
+#: A member that cannot be reached has been seen to end by the launcher, too; its word comes this much later at most, in
+#: seconds, or not at all.
+EXPLAIN_S = 1.0
+#: Largest facts, in bytes, of a peer without the join secret.
+FACTS_MAX = 64 * 1024
+
+#: A member's life: pool, name, epoch.
+Life = tuple[str, str, int]
+
+
+class Presence:
+    """Keeps members' states, and tells the dispatch what becomes of calls.
+
+    Args:
+        counters: `crashes` are counted.
+        facts: told to every peer in its welcome.
+        expected: members (pool, name, epoch) that were alive when this broker was started in another's place; nothing
+            is routed until they are back, or `RECOVER_S` have passed.
+        now: when the broker starts, s.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        pools: dict[str, Pool],
+        dispatch: Dispatch,
+        send: Send,
+        counters: dict[str, int],
+        *,
+        incarnation: int,
+        facts: dict[str, Any],
+        expected: Iterable[Life],
+        now: float,
+    ) -> None:
+        self._roster, self._pools, self._dispatch, self._send = roster, pools, dispatch, send
+        self._counters = counters
+        self._incarnation = incarnation
+        self._facts = facts
+        self._expected = set(expected)
+        self._started = now
+        self._claimable = True
+        self._pulse = [encode_header(Pulse(incarnation))]
+        self._next_pulse = now + PULSE_S
+        #: Whom the launcher calls slow; it may say so before they are here.
+        self._slow: set[Life] = set()
+        #: Members that could not be reached, and until when the launcher may say why.
+        self._unexplained: dict[Member, float] = {}
+
+    @property
+    def restless(self) -> bool:
+        """Whether the next ticks do more than to send pulses."""
+        return bool(self._unexplained) or self._dispatch.recovering or (self._claimable and bool(self._dispatch.held))
+
+    # ---- coming -----------------------------------------------------------------------------------------------------
+
+    def hello(self, sender: bytes, caller: Caller | None, hello: Hello, body: Frames, now: float) -> None:
+        """A hello on one lane, of ``caller`` if it is here. Raises `ProtocolError` where it is refused."""
+        if caller is not None and hello.incarnation == self._incarnation and hello.connection > caller.connection:
+            self.unreachable(sender, now)  # it was, for a moment, and what was under way then is lost
+        elif caller is not None:
+            caller.connection = max(caller.connection, hello.connection)  # the lanes may tell of it at different times
+            if sender == caller.control:  # once for both lanes
+                self._welcome(caller, known=True)
+            return
+        if sum(map(len, body)) > FACTS_MAX and not self._roster.knows_secret(hello):
+            raise ProtocolError(f"a hello without the join secret has {FACTS_MAX} bytes of facts at most")
+        facts = decode_body(body)
+        if not isinstance(facts, dict):
+            raise DecodeError("a hello's facts must be a map")
+        held = listed(facts.pop("held", []))
+        caller = self._roster.hello(sender, hello, facts)
+        if caller is not None:
+            self._welcome(caller, known=False)
+            if caller.member is not None:
+                self._join(caller.member, held, now)
+
+    def _welcome(self, caller: Caller, *, known: bool) -> None:
+        self._send(caller.control, [encode_header(Welcome(self._incarnation, known)), *encode_body(self._facts)])
+
+    def _join(self, member: Member, held: Sequence[Listed], now: float) -> None:
+        pool = self._pools[member.pool]
+        former = pool.members.get(member.name)
+        forgotten = former is not None and former.epoch == member.epoch  # whoever had calls there has gone on
+        if former is not None:
+            reason = "it was out of reach" if forgotten else f"epoch {member.epoch} took its place"
+            self._end(former, reason, now)
+        pool.add(member)
+        self._dispatch.adopt(member, held, now, claimable=self._claimable and not forgotten)
+        if not self._dispatch.recovering:
+            self._admit(pool, member)
+            self._dispatch.feed(pool, now)
+        self._back(_life(member), now)
+
+    def _back(self, life: Life, now: float) -> None:
+        """That member need not be waited for."""
+        self._expected.discard(life)
+        if self._dispatch.recovering and not self._expected:
+            self._recovered(now)
+
+    def _recovered(self, now: float) -> None:
+        for pool in self._pools.values():
+            for member in pool.members.values():
+                if member.state is State.JOINING:
+                    self._admit(pool, member)
+        self._dispatch.resume(now)
+
+    def _admit(self, pool: Pool, member: Member) -> None:
+        if member.version < pool.version:
+            member.become(State.STALE)
+        elif _life(member) in self._slow:
+            member.become(State.SLOW)
+        else:
+            pool.ready(member)
+
+    # ---- leaving ----------------------------------------------------------------------------------------------------
+
+    def goodbye(self, caller: Caller, message: Goodbye, now: float) -> None:
+        """A peer leaves for good."""
+        if caller.member is None:
+            self._forget(caller)
+        else:
+            self._end(caller.member, message.reason or "it said goodbye", now, final=True, crashed=message.crashed)
+
+    def exited(self, message: Exited, now: float) -> None:
+        """The launcher knows how a member's process ended."""
+        life = message[:3]
+        self._slow.discard(life)
+        member = self._roster.member(*life)
+        if member is not None:
+            self._end(member, message.reason, now, final=True, crashed=message.crashed)
+        self._back(life, now)
+
+    def remove(self, member: Member, now: float) -> None:
+        """It lives, but is wanted no more."""
+        self._dispatch.leases.stop_all(member)
+        self._end(member, "it was removed", now, final=True)
+
+    def unreachable(self, to: bytes, now: float) -> None:
+        """A message could not be delivered: the peer is gone. If it was a member, who had its calls is told later, when
+        it is known how it ended."""
+        caller = self._roster.lanes.get(to)
+        if caller is not None:
+            self._forget(caller)
+            if caller.member is not None:
+                self._unexplained[caller.member] = now + EXPLAIN_S
+                self._dispatch.requeue(caller.member, now)
+
+    def _end(self, member: Member, reason: str, now: float, *, final: bool = False, crashed: bool = False) -> None:
+        """That life is over, if it was not before."""
+        member.final = member.final or final
+        if member.state is not State.DEAD:
+            self._forget(self._roster.lanes[member.control])
+        elif self._unexplained.pop(member, None) is None:
+            return
+        self._counters["crashes"] += crashed
+        self._dispatch.lost(member, reason, now, crashed=crashed)
+
+    def _forget(self, caller: Caller) -> None:
+        """Nobody waits for its calls; as a member, it is dead."""
+        self._roster.leave(caller)
+        for call in list(caller.calls):
+            self._dispatch.give_up(call)
+        if caller.member is not None:
+            caller.member.become(State.DEAD)
+
+    # ---- in between -------------------------------------------------------------------------------------------------
+
+    def health(self, message: Health, now: float) -> None:
+        """A member is spared from now on, or is well again; one that leaves, or is stale, stays that."""
+        life = message[:3]
+        (self._slow.add if message.slow else self._slow.discard)(life)
+        member = self._roster.member(*life)
+        if member is None:
+            return
+        if message.slow and member.state is State.READY:
+            member.become(State.SLOW)
+            self._dispatch.requeue(member, now)
+        elif not message.slow and member.state is State.SLOW:
+            pool = self._pools[member.pool]
+            pool.ready(member)
+            self._dispatch.feed(pool, now)
+
+    def drain(self, member: Member, now: float) -> None:
+        """Give it nothing new."""
+        if not member.leaves:
+            member.become(State.DRAINING)
+            self._dispatch.requeue(member, now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if self._dispatch.recovering and now >= self._started + RECOVER_S:
+            self._recovered(now)
+        if self._claimable and now >= self._started + CLAIM_S:
+            self._claimable = False
+            self._dispatch.held.close()
+        for member in [member for member, until in self._unexplained.items() if until <= now]:
+            self._end(member, "it could not be reached", now)
+        if now >= self._next_pulse:
+            self._next_pulse = now + PULSE_S
+            holding = set(self._dispatch.held.values())  # they would drop the answers that are still asked for
+            for caller in self._roster.callers.values():
+                if caller.member not in holding:
+                    self._send(caller.control, self._pulse)
+
+
+def _life(member: Member) -> Life:
+    return member.pool, member.name, member.epoch

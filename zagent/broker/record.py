@@ -1,0 +1,51 @@
+"""The record of who was given what, for tests and for people who debug routing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from zagent.errors import ConfigError
+
+
+class Assignment(NamedTuple):
+    """Event record: a call was given to a member."""
+
+    now: float  #: s
+    pool: str
+    session: str
+    member: str
+    #: "new" (first call of a session, or no session), "sticky", or "rebound" (its former member takes no calls).
+    why: str
+    #: Requests in flight at every member that takes calls, before this one.
+    in_flight: dict[str, int]
+
+
+class Recorder:
+    """Assignments as JSON lines. A disk that is full ends the record, not the broker."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            text = f"routing.record={str(path)!r} cannot be written: {error.strerror or error}"
+            raise ConfigError(text) from error
+        self._broken = False
+
+    def write(self, assignment: Assignment) -> None:
+        """One line."""
+        if self._broken:
+            return
+        try:
+            print(json.dumps(assignment._asdict()), file=self._file)
+        except OSError as error:
+            self._broken = True
+            print(f"routing.record ends here: {error}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """What could not be written is lost, and was reported."""
+        with suppress(OSError):
+            self._file.close()

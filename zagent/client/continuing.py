@@ -1,0 +1,117 @@
+"""One answer by several engines: what the lost ones had told of it, and what the next one is asked for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from zagent.types import TokenOutput
+
+#: Sampling parameters by which a token depends on how the answer began, or on its length, with the number that turns
+#: them off (None does in any case): from a prompt that has the beginning in it, the engine would go on differently.
+LOOKING_BACK = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_new_tokens": 0,
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex")),
+    **dict.fromkeys(("custom_params", "custom_logit_processor", "watermark")),
+}
+
+
+def may_continue(params: Mapping[str, Any]) -> bool:
+    """Whether a call with these sampling parameters may go on where another engine left it."""
+    asked = {key: params[key] for key in LOOKING_BACK.keys() & params.keys()}
+    return all(_is_off(value, LOOKING_BACK[key]) for key, value in asked.items())
+
+
+def _is_off(value: Any, off: int | None) -> bool:
+    return value is None or (isinstance(value, (int, float)) and value == off)
+
+
+def pack_piece(start: int, piece: TokenOutput) -> list[Any]:
+    """The body of a progress message: tokens of the running attempt from ``start`` on."""
+    return [start, piece.token_ids, piece.log_probs, piece.versions]
+
+
+class Continuing:
+    """A generate call over all its attempts.
+
+    ``argument`` is [prompt ids (int32), sampling params, images, videos]; nothing of it is changed, and its owner may
+    change the ids.
+    """
+
+    def __init__(self, argument: Sequence[Any]) -> None:
+        ids, self._params, *self._media = argument
+        self._ids = ids.copy()
+        #: What the running attempt was given as part of its prompt, and what it has told since.
+        self._given = TokenOutput(np.empty(0, np.int32))
+        self._told: list[TokenOutput] = []
+
+    def take(self, value: Sequence[Any]) -> None:
+        """A progress message of the running attempt; not used if one before it was lost, or if it left nothing to
+        sample: only an engine knows why an answer ended, its experts and its images' tokens."""
+        start, ids, log_probs, versions = value
+        told = sum(len(piece.token_ids) for piece in self._told)
+        if start == told and not (self._limit is not None and self._limit <= told + len(ids)):
+            self._told.append(TokenOutput(ids, log_probs, versions=versions))
+
+    @property
+    def _limit(self) -> int | None:
+        """Tokens that the running attempt may sample."""
+        limit = self._params.get("max_new_tokens")
+        return None if limit is None else limit - len(self._given.token_ids)
+
+    def renew(self) -> list[Any] | None:
+        """The argument of the next attempt; None = that of the last one."""
+        if not self._told:
+            return None
+        self._given, self._told = _joined([self._given, *self._told]), []
+        params = self._params if self._limit is None else {**self._params, "max_new_tokens": self._limit}
+        return [np.concatenate([self._ids, self._given.token_ids]), params, *self._media]
+
+    def whole(self, rest: TokenOutput) -> TokenOutput:
+        """The answer, given that of the last attempt.
+
+        Routed experts are the last engine's, which went through all tokens. Tokens of the prompt alone count as cached.
+        """
+        given = len(self._given.token_ids)
+        if not given:
+            return rest
+        expanded = rest.extra_fields.get("prompt_token_ids")
+        extra = {} if expanded is None else {"prompt_token_ids": expanded[:-given]}
+        joined = _joined([self._given, rest])
+        return replace(
+            rest,
+            token_ids=joined.token_ids,
+            log_probs=joined.log_probs,
+            versions=joined.versions,
+            cached_tokens=min(rest.cached_tokens, len(extra.get("prompt_token_ids", self._ids))),
+            extra_fields={**rest.extra_fields, **extra},
+        )
+
+
+def _joined(parts: Sequence[TokenOutput]) -> TokenOutput:
+    """The tokens of the ``parts`` in a row."""
+    parts = [part for part in parts if len(part.token_ids)]
+    log_probs = [part.log_probs for part in parts if part.log_probs is not None]
+    return TokenOutput(
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate(log_probs) if log_probs else None,
+        versions=_spans(parts),
+    )
+
+
+def _spans(parts: Sequence[TokenOutput]) -> list[tuple[int, int, int]]:
+    """Their version spans over all of them, neighbours of one version as one."""
+    spans: list[tuple[int, int, int]] = []
+    start = 0
+    for part in parts:
+        for version, first, last in part.versions:
+            begin = spans.pop()[1] if spans and spans[-1][0] == version else start + first
+            spans.append((version, begin, start + last))
+        start += len(part.token_ids)
+    return spans

@@ -1,0 +1,70 @@
+"""What a manager asks of the cluster beside rollouts: the broker's counts, and calls to members by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from zagent.client.calls import Calls
+from zagent.errors import DeadlineExceeded, MemberLost
+from zagent.trainer.rollout import WORKER_POOL
+from zagent.wire.messages import BROKER
+
+#: Seconds a control call may take; an engine that is busy answers it all the same.
+CONTROL_TIMEOUT_S = 30.0
+#: Pause between two looks for a member that answers, in seconds.
+LOOK_S = 0.2
+
+
+class Control:
+    """Control calls over ``calls``; all methods on its loop."""
+
+    def __init__(self, calls: Calls, sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep) -> None:
+        self._calls = calls
+        self._sleep = sleep
+        self._pad_token_id: int | None = None
+
+    async def broker(self, method: str, argument: Any = None) -> Any:
+        """One of the broker's own methods."""
+        return await self._calls.call(BROKER, method, argument, timeout=CONTROL_TIMEOUT_S)
+
+    async def on_members(self, pool: str, method: str) -> dict[str, Any]:
+        """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised."""
+        names = await self._alive(pool)
+        if not names:
+            raise MemberLost(f"no live member in pool {pool!r}")
+        results = await asyncio.gather(*(self._on(pool, name, method) for name in names), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return dict(zip(names, results, strict=True))
+
+    async def pad_token_id(self) -> int:
+        """The padding id: the tokenizer's, which only the workers have loaded. Asked once, of whichever worker answers,
+        past its credits. Raises `DeadlineExceeded` where none does, though they are started again when they die."""
+        if self._pad_token_id is None:
+            try:
+                async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                    about = await self._ask_any(WORKER_POOL, "about")
+            except TimeoutError:
+                text = f"no worker said within {CONTROL_TIMEOUT_S:.0f} s what its padding token is"
+                raise DeadlineExceeded(text) from None
+            self._pad_token_id = int(about["pad_token_id"])
+        return self._pad_token_id
+
+    async def _ask_any(self, pool: str, method: str) -> Any:
+        while True:
+            for name in await self._alive(pool):
+                try:
+                    return await self._on(pool, name, method)
+                except MemberLost:  # it died meanwhile: the next one knows as well
+                    continue
+            await self._sleep(LOOK_S)
+
+    async def _alive(self, pool: str) -> list[str]:
+        members = (await self.broker("status"))["pools"][pool]
+        return [name for name, member in members.items() if member["state"] != "dead"]
+
+    async def _on(self, pool: str, name: str, method: str) -> Any:
+        return await self._calls.call(pool, method, member=name, timeout=CONTROL_TIMEOUT_S)
