@@ -1,6 +1,8 @@
 # One command per chore; each sets up .venv first if it is not there. Needs only Python 3.11+ and PyPI.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two processes; all tests that start real engines (5 GB each) run in one of them.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: demo test check chaos soak format clean
 
@@ -10,14 +12,14 @@ demo: .venv/ready
 
 # Everything: `check`, then real processes, real sockets and real SGLang, and a short form of `chaos`.
 test: check
-	$(BIN)/python -m pytest tests/end_to_end tests/chaos
+	$(PYTEST) tests/end_to_end tests/chaos
 
 # Format, lint, types, unit tests; under two minutes.
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests --ignore=tests/end_to_end --ignore=tests/chaos
+	$(PYTEST) tests --ignore=tests/end_to_end --ignore=tests/chaos
 
 # Processes killed, stopped and slowed under load, by ten seeds, then four times as often; 200 000 hostile messages, and
 # what a thousand a second cost: about 25 minutes.

@@ -130,7 +130,7 @@ def report(pairs: list[dict[str, Measured]], rate: int) -> str:
 
     lines = [
         f"{way}: {median(way, 'calls_per_s'):,.0f} calls/s, p50 {median(way, 'p50_ms'):.1f} ms, "
-        f"p99 {median(way, 'p99_ms'):.1f} ms"
+        f"p99 {median(way, 'p99_ms'):.1f} ms, CPU {median(way, 'cpu_us'):.0f} µs a call"
         for way in ("quiet", "hostile")
     ]
     return "\n".join(

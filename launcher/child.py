@@ -61,7 +61,12 @@ class Child:
         theirs.close()
         self.pid: int = self._process.pid or 0
         # Not multiprocessing's sentinel: that is a pipe, which a child's own fork keeps open beyond its death.
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # too many open files: a child that nobody watches must not be
+            self._process.kill()
+            self._process.join()
+            raise
         self._line = self._reports.fileno()
         self._loop.add_reader(self._line, self._read_report)
         self._loop.add_reader(self._pidfd, self._note_death)

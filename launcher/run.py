@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import janitor, keys, logs, machine, processes, rundir, tracker
+from launcher import janitor, logs, machine, processes, rundir, tracker
 from launcher.cluster import SIGNALS, Cluster
 from launcher.context import Context, LinkFactory
 from launcher.plan import ROOMS, Facts, Model, check_context, plan
@@ -67,7 +67,7 @@ def run(config: Config, options: Options) -> None:
     rundir.sweep()
     found = machine.inspect()
     all_slots(config, found)  # refuse at once what needs no model to be refused
-    config = keys.prepared(config)
+    config = _with_keys(config)
     with _ends_with(options.trainer):
         model = _resolve(config.model, config.engine.kind)
         service_models = _resolve_services(config)
@@ -111,6 +111,12 @@ def _resolve(model: ModelConfig, kind: str) -> Model:
     if kind == "sglang" and facts is not None and not facts.architectures:
         raise ConfigError(f"model.path={model.path!r}: its config.json names no `architectures`")
     return Model(path, facts.context_length if facts is not None else None)
+
+
+def _with_keys(config: Config) -> Config:
+    from launcher import keys  # brings zmq in
+
+    return keys.prepared(config)
 
 
 def _resolve_services(config: Config) -> dict[str, Model]:

@@ -31,8 +31,28 @@ KEPT_FILES = ("pytest-of-", "torchinductor_")
 KEPT_THREADS = ("tokenizer", "images", "pydev", "tqdm", "asyncio_")
 
 
+#: What lay in shared memory when the suite began.
+MEMORY_BEFORE = pytest.StashKey[set[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.stash[MEMORY_BEFORE] = _shared_memory()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where all tests are done (several processes may run them), nothing of ours is left in shared memory."""
+    left = set() if "PYTEST_XDIST_WORKER" in os.environ else _shared_memory() - session.stash[MEMORY_BEFORE]
+    if left:
+        print(f"\nleft in shared memory: {sorted(left)}", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test without a docstring."""
+    """Refuse a test without a docstring. A file's tests run in one process, and so do all that start real engines."""
+    for item in items:
+        group = "sglang" if item.get_closest_marker("sglang") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
     silent = [item.nodeid for item in items if not (getattr(item, "obj", None) and item.obj.__doc__)]
     if silent:
         raise pytest.UsageError(f"tests without a docstring that says what is expected: {silent}")
@@ -40,9 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_file_left_behind() -> Iterator[None]:
-    """A temporary directory for the whole suite, which must be empty at its end; so must be our part of /dev/shm."""
+    """A temporary directory for the whole suite, which must be empty at its end."""
     place = Path(tempfile.mkdtemp(prefix="zt-"))  # short: sockets have paths of 107 bytes at most
-    memory = _shared_memory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(place))
         patch.setattr(tempfile, "tempdir", None)
@@ -50,7 +69,6 @@ def no_file_left_behind() -> Iterator[None]:
     left = [path.name for path in place.iterdir() if not path.name.startswith(KEPT_FILES)]
     shutil.rmtree(place, ignore_errors=True)
     assert not left, f"left in the temporary directory: {left}"
-    assert _shared_memory() <= memory, f"left in shared memory: {_shared_memory() - memory}"
 
 
 def _shared_memory() -> set[str]:

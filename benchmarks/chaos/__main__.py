@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.chaos import checks
 from benchmarks.chaos.losses import Recovery, recoveries
 from benchmarks.chaos.run import STALL_S, Plan, Run, run
-from benchmarks.chaos.script import KINDS
+from benchmarks.chaos.script import ALL_KINDS, KINDS
 from benchmarks.machine import machine
 
 #: Kills of each kind with work in flight that a run must have had.
@@ -27,7 +27,15 @@ KILLS = 5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and print; the exit status: 1 if anything was lost, changed or left."""
     options = _arguments(argv)
-    plan = Plan(options.rows, options.engines, options.workers, options.every, options.kinds, tuple(options.set))
+    plan = Plan(
+        rows=options.rows,
+        engines=options.engines,
+        workers=options.workers,
+        every_s=options.every,
+        for_s=options.wreck_for,
+        kinds=options.kinds,
+        overrides=tuple(options.set),
+    )
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     report: list[dict[str, Any]] = []
     quiet = run(plan, directory / "quiet")
@@ -132,14 +140,15 @@ def command_of(options: argparse.Namespace, seed: int | None = None) -> str:
     words = ["python", "-m", "benchmarks.chaos", "--seed", str(options.seed if seed is None else seed)]
     words += ["--seeds", str(options.seeds)] if seed is None else []
     words += ["--rows", str(options.rows), "--every", f"{options.every:g}", "--kinds", ",".join(options.kinds)]
+    words += ["--for", f"{options.wreck_for:g}"] if options.wreck_for < Plan.for_s else []
     words += ["--engines", str(options.engines), "--workers", str(options.workers)]
     return shlex.join(words + [word for entry in options.set for word in ("--set", entry)])
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
-    if odd := set(kinds) - set(KINDS):
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(odd))}; known: {', '.join(KINDS)}")
+    if odd := set(kinds) - set(ALL_KINDS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(odd))}; known: {', '.join(ALL_KINDS)}")
     return kinds
 
 
@@ -153,7 +162,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--engines", type=int, default=plan.engines, help=f"({plan.engines})")
     add("--workers", type=int, default=plan.workers, help=f"({plan.workers})")
     add("--every", type=float, default=plan.every_s, metavar="S", help=f"seconds from kill to kill ({plan.every_s:g})")
-    add("--kinds", type=_kinds, default=KINDS, metavar="A,B", help=f"what is done, of {','.join(KINDS)} (all)")
+    add("--for", dest="wreck_for", type=float, default=plan.for_s, metavar="S", help="seconds of that (the whole run)")
+    add(
+        "--kinds",
+        type=_kinds,
+        default=KINDS,
+        metavar="A,B",
+        help=f"what is done, of {','.join(ALL_KINDS)} (all but the last)",
+    )
     add("--kills", type=int, default=KILLS, metavar="N", help=f"least kills of each kind with work in flight ({KILLS})")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="an override of the configuration")
     add("--json", metavar="FILE", help="also write everything that happened there")

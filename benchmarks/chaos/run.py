@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,14 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run. ``overrides`` are the user's, and win."""
+    """What is run. The wrecking lasts as long as the run, or ``for_s`` seconds. ``overrides`` are the user's, and
+    win."""
 
     rows: int = 500
     engines: int = 4
     workers: int = 4
     every_s: float = 2.0
+    for_s: float = math.inf
     kinds: tuple[str, ...] = KINDS
     overrides: tuple[str, ...] = ()
 
@@ -93,7 +97,7 @@ def run(plan: Plan, directory: Path, seed: int | None = None) -> Run:
     directory.mkdir(parents=True)
     done = Run()
     with zagent.AgentLoopManager.launch(_config(plan, directory, seed)) as manager:
-        done.run_id, run_dir = manager.run_id, Path(manager.endpoint.removeprefix("ipc://")).parent
+        done.run_id, run_dir = manager.run_id, run_dir_of(manager.endpoint)
         ledger = directory / "ledger"
         ledger.touch()
         collector = Collector(manager.stream(batch_of(plan.rows, ledger)))
@@ -124,12 +128,12 @@ def _config(plan: Plan, directory: Path, seed: int | None) -> zagent.Config:
 
 
 def _wreck(plan: Plan, seed: int, manager: zagent.AgentLoopManager, collector: Collector, done: Run) -> None:
-    script = actions(seed, plan.every_s, plan.kinds)
+    script = takewhile(lambda action: action.at_s < plan.for_s, actions(seed, plan.every_s, plan.kinds))
     with Watch(manager, done.losses, done.broken.append) as watch:
         wrecker = Wrecker(script, watch, done.losses, plan.every_s)
         done.events, done.stops = wrecker.events, wrecker.stops
         wrecker.run(lambda: collector.over.is_set() or collector.silent_s > STALL_S)
-        done.stalled_at = None if collector.over.is_set() else len(collector.outcomes)
+        done.stalled_at = len(collector.outcomes) if collector.silent_s > STALL_S else None
         wrecker.note(f"{len(collector.outcomes)} outcomes")
         _until(lambda: not done.losses.open(), SETTLE_S)
 
@@ -211,10 +215,15 @@ def unsettled(status: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]
     return wrong
 
 
-def left_behind(run_id: str, run_dir: Path) -> list[str]:
+def run_dir_of(endpoint: str) -> Path | None:
+    """The run's directory, where its socket lies; not told by a TCP endpoint."""
+    return Path(endpoint.removeprefix("ipc://")).parent if endpoint.startswith("ipc://") else None
+
+
+def left_behind(run_id: str, run_dir: Path | None) -> list[str]:
     """What a closed cluster may not leave: processes, its directory, shared memory."""
     processes = [f"process {pid} ({name}) is left" for pid, name in procfs.of_run(run_id).items()]
-    files = [f"{run_dir} is left"] if run_dir.exists() else []
+    files = [f"{run_dir} is left"] if run_dir is not None and run_dir.exists() else []
     return processes + files + [f"{path} is left" for path in procfs.SHARED_MEMORY.glob(f"*{run_id}*")]
 
 

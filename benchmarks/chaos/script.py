@@ -10,12 +10,15 @@ from typing import Any, Literal, TypeAlias
 
 Room: TypeAlias = Literal["engine", "worker", "broker"]
 ROOMS: tuple[Room, ...] = ("engine", "worker", "broker")
-#: What `--kinds` may name: kills by room, stops of any of them, slow engines.
+#: What is done unless `--kinds` says otherwise: kills by room, stops of any of them, slow engines.
 KINDS = (*ROOMS, "stop", "slow")
+#: What it may name: `term` ends any of them in order, by SIGTERM.
+ALL_KINDS = (*KINDS, "term")
 #: Seconds that a process is stopped: from a hiccup to beyond the 3 s after which a member counts as slow.
 STOP_S = (0.5, 4.0)
-#: Seconds from one stop to the next.
+#: Seconds from one stop to the next, and from one SIGTERM to the next.
 STOP_GAP_S = (1.0, 5.0)
+TERM_GAP_S = (1.0, 7.0)
 #: Slow spells of each life of an engine: one in each of so many stretches of so many seconds (factors of spells that
 #: meet would multiply), how long and how much slower.
 SPELLS = 3
@@ -30,7 +33,7 @@ class Action:
     one at the share ``pick`` (0 to 1). A stop lasts ``for_s`` seconds."""
 
     at_s: float
-    do: Literal["kill", "stop"]
+    do: Literal["kill", "stop", "term"]
     room: Room
     pick: float
     for_s: float = 0.0
@@ -38,7 +41,8 @@ class Action:
 
 def actions(seed: int, every_s: float, kinds: Sequence[str]) -> Iterator[Action]:
     """Without end, in order of time."""
-    return merge(_kills(seed, every_s, kinds), _stops(seed, kinds), key=lambda action: action.at_s)
+    found = (_kills(seed, every_s, kinds), _stops(seed, kinds), _terms(seed, kinds))
+    return merge(*found, key=lambda action: action.at_s)
 
 
 def _kills(seed: int, every_s: float, kinds: Sequence[str]) -> Iterator[Action]:
@@ -58,6 +62,14 @@ def _stops(seed: int, kinds: Sequence[str]) -> Iterator[Action]:
     while "stop" in kinds:
         at_s += dice.uniform(*STOP_GAP_S)
         yield Action(at_s, "stop", dice.choice(ROOMS), dice.random(), dice.uniform(*STOP_S))
+
+
+def _terms(seed: int, kinds: Sequence[str]) -> Iterator[Action]:
+    dice = random.Random(f"terms {seed}")
+    at_s = 0.0
+    while "term" in kinds:
+        at_s += dice.uniform(*TERM_GAP_S)
+        yield Action(at_s, "term", dice.choice(ROOMS), dice.random())
 
 
 def slow_spells(seed: int, engines: int, kinds: Sequence[str]) -> list[dict[str, Any]]:

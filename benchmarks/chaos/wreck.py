@@ -18,7 +18,7 @@ LOOK_S = 0.02
 
 
 class Wrecker:
-    """``script`` is endless; ``every_s`` are the seconds from kill to kill."""
+    """``every_s`` are the seconds from kill to kill in the ``script``."""
 
     def __init__(self, script: Iterator[Action], watch: Watch, losses: Losses, every_s: float) -> None:
         self._script, self._watch, self.losses, self._every_s = script, watch, losses, every_s
@@ -34,12 +34,13 @@ class Wrecker:
         self.events.append(f"{now:.2f}  {now - self._started:7.2f} s  {text}")
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Until ``over`` says so; whoever is stopped then goes on."""
+        """Until ``over`` says so, or the script ends; whoever is stopped then goes on."""
         try:
             for action in self._script:
                 if self._wait(over, self._started + action.at_s):
                     return
                 self._act(action, over)
+            self._wait(over, max((one[0] for one in self._stopped), default=0.0))
         finally:
             self._continue(until=float("inf"))
 
@@ -90,6 +91,11 @@ class Wrecker:
             return
         if action.do == "stop":
             self._stop(action, name, pid, handle)
+            return
+        if action.do == "term":
+            _send(handle, signal.SIGTERM)
+            os.close(handle)
+            self.note(f"terminate {name} (pid {pid}, epoch {epoch}), {in_flight} in flight")
             return
         counts = in_flight > 0 and latest.fresh
         self._killed.add(pid)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from benchmarks.chaos import __main__ as command
 from benchmarks.chaos import checks
 from benchmarks.chaos.agent import Line, read_ledger, write_line
 from benchmarks.chaos.losses import Loss, Losses, Stop, recoveries
-from benchmarks.chaos.run import Collector, Plan, Run, batch_of, unsettled
+from benchmarks.chaos.run import Collector, Plan, Run, batch_of, left_behind, run_dir_of, unsettled
 from benchmarks.chaos.script import KINDS, ROOMS, Action, actions, chosen, slow_spells
 from benchmarks.chaos.watch import Snapshot
 from benchmarks.chaos.wreck import Wrecker
@@ -310,7 +310,9 @@ def test_all_checks_are_made_of_a_run() -> None:
     ]
     assert all(command.faults(one, quiet, plan, 1) for one in spoilt)
     again = replace(quiet, outcomes=[outcome(0, attempt=2), *OUTCOMES[1:]], ledger=[*lines(0, 2), *LEDGER[2:]])
-    assert all(command.quiet_faults(one, plan) for one in (*spoilt[:3], again))
+    failed = replace(quiet, outcomes=[*OUTCOMES[:3], outcome(3, status="failed", output=None)], ledger=LEDGER[:-2])
+    silent = replace(quiet, ledger=LEDGER[1:])
+    assert all(command.quiet_faults(one, plan) for one in (*spoilt[:3], again, failed, silent))
 
 
 # ---- a cluster at rest ----------------------------------------------------------------------------------------------
@@ -339,6 +341,18 @@ def test_missing_members_and_pending_calls_are_no_rest() -> None:
     assert unsettled({"pools": {"engine": {"engine-0": member()}}, "pending": 0}, {"engine": 1}) == []
 
 
+def test_whatever_is_left_is_named(tmp_path: Path) -> None:
+    """A directory; a process. A TCP endpoint does not tell the directory."""
+    assert left_behind("chaos-left", tmp_path) == [f"{tmp_path} is left"]
+    assert left_behind("chaos-left", run_dir_of(f"ipc://{tmp_path}/gone/b")) == []
+    assert left_behind("chaos-left", run_dir_of("tcp://127.0.0.1:1")) == []
+    with subprocess.Popen(["sleep", "600"], env={"ZAGENT_RUN_ID": "chaos-left", "PATH": "/usr/bin:/bin"}) as process:
+        while not (found := left_behind("chaos-left", None)):
+            time.sleep(0.001)
+        process.kill()
+    assert found == [f"process {process.pid} () is left"]
+
+
 # ---- wrecking -------------------------------------------------------------------------------------------------------
 
 
@@ -359,12 +373,12 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def wreck(pid: int, in_flight: int, *script: Action) -> Wrecker:
+def wreck(pid: int, in_flight: int, *script: Action, over: Callable[[], bool] = lambda: False) -> Wrecker:
     """A wrecker that has done what the ``script`` says to an engine of that pid."""
     said = {"pools": {"engine": {"engine-0": member(pid=pid, in_flight=in_flight)}, "worker": {}}}
     watch = FakeWatch(Snapshot(time.monotonic(), said), broker=pid)
     wrecker = Wrecker(iter(script), watch, Losses(), every_s=0.0)  # type: ignore[arg-type]
-    wrecker.run(lambda: False)
+    wrecker.run(over)
     return wrecker
 
 
@@ -395,7 +409,9 @@ def test_a_kill_without_work_in_flight_does_not_count(victim: subprocess.Popen[b
 
 def test_whoever_is_stopped_goes_on_at_the_end(victim: subprocess.Popen[bytes]) -> None:
     """However long it was to last."""
-    wrecker = wreck(victim.pid, 1, Action(0.0, "stop", "engine", 0.5, for_s=3600.0))
+    looks = iter([False, False, False])  # over after a few
+    stop = Action(0.0, "stop", "engine", 0.5, for_s=3600.0)
+    wrecker = wreck(victim.pid, 1, stop, over=lambda: next(looks, True))
     assert [text.split("s  ")[1].split()[0] for text in wrecker.events] == ["stop", "engine-0"]
     assert Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 

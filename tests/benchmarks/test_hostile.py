@@ -75,7 +75,7 @@ def test_the_report_has_medians_and_ratios():
         for quiet, hostile in ((1000.0, 900.0), (500.0, 400.0), (2000.0, 1900.0))
     ]
     assert report(pairs, 77) == (
-        "quiet: 1,000 calls/s, p50 1.0 ms, p99 2.0 ms\n"
-        "hostile: 900 calls/s, p50 2.0 ms, p99 4.0 ms\n"
+        "quiet: 1,000 calls/s, p50 1.0 ms, p99 2.0 ms, CPU 3 µs a call\n"
+        "hostile: 900 calls/s, p50 2.0 ms, p99 4.0 ms, CPU 6 µs a call\n"
         "ratio beside 77 hostile messages/s: 0.90 (0.80–0.95, 3 pairs)"
     )

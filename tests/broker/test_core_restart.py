@@ -10,7 +10,7 @@ from support.broker_driver import Driver, driver, given, served_by
 from zagent.broker.pool import State
 from zagent.broker.presence import CLAIM_S, PULSE_S, RECOVER_S
 from zagent.errors import DeadlineExceeded, MemberLost, Overloaded, PoisonedRequest, PoolLost, to_wire
-from zagent.wire.messages import Abandoned, Call, Cancel, Failure, Pulse, Reply
+from zagent.wire.messages import Abandoned, Call, Cancel, Failure, Pulse, Reply, Welcome
 
 
 def restarted(*names: str, calls: int = 0, credits: int = 8, **core: Any) -> tuple[Driver, bytes, bytes]:
@@ -191,20 +191,36 @@ def test_calls_that_nobody_comes_back_for_are_stopped() -> None:
 
 
 def test_answers_are_kept_for_those_who_come_back() -> None:
-    """A member feels no pulse, at which it would drop them, while there are any to be asked for; the others do."""
+    """A member feels no pulse, at which it would drop them, while there are any to be asked for, but another sign of
+    life, and it is noticed when it cannot be reached."""
     d, caller, _ = restarted("m0", "m1", calls=2)
     m0, m1 = d.join("m0", held=[(b"0", "", False), (b"1", "", True)]), d.join("m1")
 
-    def feel() -> set[bytes]:
+    def feel() -> dict[bytes, Any]:
         d.take()
         d.tick(PULSE_S)
-        return {s.to[1:] for s in d.take() if isinstance(s.message, Pulse)} & {caller, m0, m1}
+        return {s.to: s.message for s in d.take() if s.to[1:] in (caller, m0, m1)}
 
-    assert feel() == {caller, m1}
-    d.call(caller, b"0")
-    assert feel() == {caller, m1}
-    d.call(caller, b"1")
-    assert feel() == {caller, m0, m1}
+    everybody = {b"c" + nonce: Pulse(2) for nonce in (caller, m0, m1)}
+    for call in (b"0", b"1"):
+        assert feel() == {**everybody, b"c" + m0: Welcome(2, known=True)}
+        d.call(caller, call)
+    assert feel() == everybody
+
+
+def test_a_held_call_that_its_caller_has_gone_on_from_is_stopped() -> None:
+    """A further attempt of it is under way: nobody comes back for this one."""
+    d, caller, _ = restarted("m0", "m1", calls=1)
+    d.join("m0")
+    d.tick(RECOVER_S)
+    assert served_by(d.call(caller, b"0", attempt=2)) == "m0"
+    d.attempts[b"0"] = 1
+    d.take()
+    m1 = d.join("m1", held=[(b"0", "", True)])
+    assert [(s.to, s.message) for s in d.take()][1:] == [(b"c" + m1, Cancel(b"0", 1))]
+    assert d.in_flight() == {"m0": 1, "m1": 1}
+    d.fail(m1, b"0")
+    assert d.in_flight() == {"m0": 1, "m1": 0}
 
 
 def test_who_comes_back_too_late_is_answered_all_the_same() -> None:

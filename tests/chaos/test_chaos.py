@@ -10,7 +10,7 @@ from benchmarks.chaos.__main__ import faults, quiet_faults, table
 from benchmarks.chaos.losses import recoveries
 from benchmarks.chaos.run import Plan, run
 
-PLAN = Plan(rows=72, engines=3, workers=3, every_s=0.8, overrides=("worker.max_in_flight=6",))
+PLAN = Plan(rows=60, engines=2, workers=2, every_s=1.0, for_s=6.5, overrides=("engine.sim.decode_tokens_per_s=90",))
 
 
 @pytest.mark.timeout(150)
@@ -22,4 +22,4 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     wild = run(PLAN, tmp_path / "wild", seed=1)
     print(f"quiet {quiet.seconds:.1f} s, wild {wild.seconds:.1f} s", *wild.events, sep="\n")
     print(table(recoveries(wild.losses.all)))
-    assert faults(wild, quiet, PLAN, least_kills=2) == []
+    assert faults(wild, quiet, PLAN, least_kills=1) == []

@@ -116,6 +116,13 @@ def members(manager: zagent.AgentLoopManager) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def callers_left(manager: zagent.AgentLoopManager) -> int:
+    """How many peers there are once those of former tests are forgotten: the members, the manager, the launcher."""
+    count = len(members(manager)) + 2
+    eventually(lambda: manager.status()["callers"] == count)
+    return count
+
+
 def counted(manager: zagent.AgentLoopManager, name: str) -> int:
     found: int = manager.status()["counters"][name]
     return found
@@ -248,7 +255,7 @@ def test_nobody_uses_anothers_ids(manager: zagent.AgentLoopManager, stack: ExitS
 
 def test_half_a_hello_from_thousands(manager: zagent.AgentLoopManager, stack: ExitStack) -> None:
     """One lane, and never the other: they are no callers, and cost those who are nothing."""
-    before = manager.status()["callers"]
+    before = callers_left(manager)
     for _ in range(HALVES):
         with RawPeer(manager.endpoint).shake_hands(b"d" + os.urandom(8)) as half:
             half.send(said(Hello("", "", 0, 0, "", "0"), {}))
@@ -260,13 +267,13 @@ def test_half_a_hello_from_thousands(manager: zagent.AgentLoopManager, stack: Ex
 
 def test_a_peer_that_reads_nothing_holds_nobody_up(manager: zagent.AgentLoopManager, stack: ExitStack) -> None:
     """It asks and asks; the others' rows are answered meanwhile, and it is forgotten when it hangs up."""
-    before = manager.status()["callers"]
+    callers_left(manager)
     with ExitStack() as short:
         deaf = Caller(manager.endpoint, short).welcomed()
         for number in range(UNREAD):
             deaf.data.send(said(deaf.call(number, pool=BROKER, method="status")))
         assert {o.status for o in manager.stream(questions(20))} == {"ok"}
-    eventually(lambda: manager.status()["callers"] == before)
+    callers_left(manager)
 
 
 # ---- over TCP -------------------------------------------------------------------------------------------------------
@@ -343,8 +350,8 @@ while True:
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_a_broker_without_files_to_open_lives(kind: str, tmp_path: Path) -> None:
-    """More connections than it may have files, all of which say nothing: a peer that is there is served, and another one
-    once they are gone."""
+    """More connections than it may have files, all of which say nothing: a peer that is there is served, and another
+    one once they are gone."""
     endpoint = f"ipc://{tmp_path}/b" if kind == "ipc" else "tcp://127.0.0.1:0"
     command = ["bash", "-c", 'ulimit -n 400 && exec "$@"', "-", sys.executable, "-c", SERVING, endpoint, ""]
 

@@ -14,9 +14,9 @@ from support.processes import eventually, running
 SUPERVISOR = """
 import asyncio, pathlib, sys
 from launcher.child import Child
-from support.processes import spec
+from support.processes import RUN_ID, spec
 async def main():
-    child = Child(spec("engine", sys.argv[2]), pathlib.Path(sys.argv[1]), "test-run")
+    child = Child(spec("engine", sys.argv[2]), pathlib.Path(sys.argv[1]), RUN_ID)
     await child.ready
     print(child.pid, flush=True)
     await child.exited

@@ -15,7 +15,7 @@ from launcher import bootstrap, processes
 from launcher import child as child_module
 from launcher.child import Child, describe
 from launcher.health import Signs
-from support.processes import PATIENCE_S, eventually, running, spec
+from support.processes import PATIENCE_S, RUN_ID, eventually, running, spec
 from zagent.errors import ConfigError, StartupError
 
 
@@ -35,7 +35,7 @@ def _with_child(tmp_path: Path, work: Any, entry: str, **settings: Any) -> Any:
     """Run ``work(child)`` with a child of that kind, and make sure it is gone."""
 
     async def main() -> Any:
-        child = Child(spec("engine", entry, **settings), tmp_path / "engine-0.log", "test-run")
+        child = Child(spec("engine", entry, **settings), tmp_path / "engine-0.log", RUN_ID)
         try:
             return await work(child)
         finally:
@@ -59,7 +59,7 @@ def test_child_is_armed_before_its_room_runs(tmp_path: Path, monkeypatch: pytest
     async def main() -> Any:
         made = spec("engine", "telling")
         made = type(made)(made.name, made.room, made.entry, {}, {**made.env, "CUDA_VISIBLE_DEVICES": "GPU-b,3"})
-        child = Child(made, tmp_path / "log", "test-run")
+        child = Child(made, tmp_path / "log", RUN_ID)
         try:
             return await work(child)
         finally:
@@ -70,7 +70,7 @@ def test_child_is_armed_before_its_room_runs(tmp_path: Path, monkeypatch: pytest
     told = asyncio.run(main())
     assert told == {
         "cuda": "GPU-b,3",
-        "run_id": "test-run",
+        "run_id": RUN_ID,
         "own_session": True,
         "name": "engine-0",
         "heavy": [],
@@ -158,11 +158,25 @@ def test_forgotten_threads_do_not_keep_a_failed_room_alive(tmp_path: Path) -> No
     assert "Timeout" in log
 
 
+def test_a_child_that_cannot_be_watched_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many files are open for its pidfd: the error is raised, and no process stays behind (pytest looks)."""
+
+    def refuse(_pid: int) -> int:
+        raise OSError("too many open files")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="too many open files"):
+            Child(spec("engine", "obedient"), tmp_path / "log", RUN_ID)
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    asyncio.run(main())
+
+
 def test_spawning_from_a_thread_is_refused(tmp_path: Path) -> None:
     """A child would die with the thread that spawned it."""
 
     async def main() -> None:
-        Child(spec("engine", "obedient"), tmp_path / "log", "test-run")
+        Child(spec("engine", "obedient"), tmp_path / "log", RUN_ID)
 
     async def elsewhere() -> None:
         await asyncio.to_thread(asyncio.run, main())

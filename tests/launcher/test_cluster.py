@@ -20,7 +20,7 @@ from launcher.context import Context
 from launcher.ports import EnginePorts
 from launcher.specs import ChildSpec, Plan
 from support.broker_line import Line, Ports
-from support.processes import PATIENCE_S, eventually, running, spec
+from support.processes import PATIENCE_S, RUN_ID, eventually, running, spec
 from zagent.config import LauncherConfig
 from zagent.errors import ConnectionLost, PoolLost, StartupError
 
@@ -44,7 +44,7 @@ def supervise(
     served: list[str] = []
 
     async def main() -> None:
-        cluster = Cluster(plan, Context("test-run", "s3cret", tmp_path, limits, **{"link": Line(), **context}))
+        cluster = Cluster(plan, Context(RUN_ID, "s3cret", tmp_path, limits, **{"link": Line(), **context}))
 
         def on_ready(endpoint: str) -> None:
             served.append(endpoint)
@@ -210,7 +210,7 @@ def test_stopping_twice_kills_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         plan = Plan(spec("broker", "deaf"), (spec("engine", "deaf"),), (spec("worker", "deaf"),))
         limits = LauncherConfig(start_timeout_s=PATIENCE_S, stop_timeout_s=60.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, Line()))
+        cluster = Cluster(plan, Context(RUN_ID, "", tmp_path, limits, Line()))
 
         def on_ready(_endpoint: str) -> None:
             cluster.stop()
@@ -227,7 +227,7 @@ def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
     async def main() -> None:
         plan = Plan(spec("broker", "obedient"), (spec("engine", "hanging"),), ())
         limits = LauncherConfig(start_timeout_s=60.0, stop_timeout_s=1.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, Line()))
+        cluster = Cluster(plan, Context(RUN_ID, "", tmp_path, limits, Line()))
         log = tmp_path / "engine-0.log"
         asyncio.get_running_loop().create_task(_stop_when(lambda: log.exists() and bool(log.read_text()), cluster))
         await asyncio.wait_for(cluster.run(lambda _: pytest.fail("it cannot be ready")), PATIENCE_S)
@@ -243,7 +243,7 @@ def test_the_trainers_death_ends_the_run(tmp_path: Path) -> None:
     async def main() -> None:
         plan = Plan(spec("broker", "obedient"), (spec("engine", "deaf"),), (spec("worker", "obedient"),))
         limits = LauncherConfig(start_timeout_s=PATIENCE_S, stop_timeout_s=60.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, Line(), trainer=handle))
+        cluster = Cluster(plan, Context(RUN_ID, "", tmp_path, limits, Line(), trainer=handle))
         await asyncio.wait_for(cluster.run(lambda _: trainer.kill()), PATIENCE_S)
 
     try:

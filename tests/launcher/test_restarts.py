@@ -23,7 +23,7 @@ from launcher.restarts import Restarts
 from launcher.rundir import RunDir
 from launcher.specs import ChildSpec, End, Member, Plan
 from support.broker_line import Line, Ports
-from support.processes import PATIENCE_S, eventually, running, spec
+from support.processes import PATIENCE_S, RUN_ID, eventually, running, spec
 from support.virtual_clock import run
 from zagent.config import LauncherConfig
 from zagent.errors import ConnectionLost, PoolLost, StartupError
@@ -50,7 +50,7 @@ def supervise(
             rooms[room] = rooms[room] or [spec(room, "obedient", name="broker" if room == "broker" else "")]
         (broker,) = rooms["broker"]
         plan = Plan(broker, tuple(rooms["engine"]), tuple(rooms["worker"]), tuple(rooms["service"]))
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, config, line, ports=ports))
+        cluster = Cluster(plan, Context(RUN_ID, "", tmp_path, config, line, ports=ports))
 
         async def watch() -> None:
             await asyncio.to_thread(eventually, lambda: ended or until(line))
@@ -255,7 +255,7 @@ def test_a_pool_with_somebody_on_the_way_back_is_not_given_up(tmp_path: Path) ->
 
     async def main() -> None:
         limits = LauncherConfig(max_restarts=0)
-        cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), Context("test-run", "", tmp_path, limits, line))
+        cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, limits, line))
         cluster._serve("ipc://b")
         served = cluster._lives
         assert served is not None
@@ -313,7 +313,7 @@ def test_the_deadline_is_for_the_start_alone(tmp_path: Path) -> None:
 
     async def main() -> list[bool]:
         cluster = Cluster(
-            Plan(spec("broker", "obedient"), (), ()), Context("test-run", "", tmp_path, LauncherConfig(), Line())
+            Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, LauncherConfig(), Line())
         )
         cluster._serve("ipc://b")
         assert cluster._lives is not None
@@ -383,7 +383,7 @@ def test_what_ends_with_the_cluster_is_not_started_again(tmp_path: Path) -> None
     async def main() -> None:
         plan = Plan(spec("broker", "obedient"), (of_room(tmp_path, "engine", deaths=0),), (spec("worker", "obedient"),))
         limits = LauncherConfig(stop_timeout_s=1.0, restart_wait_s=0.0)
-        cluster = Cluster(plan, Context("test-run", "", tmp_path, limits, line))
+        cluster = Cluster(plan, Context(RUN_ID, "", tmp_path, limits, line))
 
         def fail(_endpoint: str) -> None:
             raise ValueError("not this way")
@@ -427,7 +427,7 @@ def test_only_what_failed_by_itself_is_a_failed_start(tmp_path: Path) -> None:
 
     async def main() -> dict[str, int]:
         limits = LauncherConfig(restart_wait_s=3600.0)
-        cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), Context("test-run", "", tmp_path, limits, Line()))
+        cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, limits, Line()))
         cluster._serve("ipc://b")
         names = ("crashing", "hanging", "exiting")
         children = [cluster._children.spawn(spec("engine", name, name=name, epoch=1)) for name in names]
@@ -446,10 +446,10 @@ def test_only_what_failed_by_itself_is_a_failed_start(tmp_path: Path) -> None:
 def test_the_dead_are_forgotten(tmp_path: Path) -> None:
     """Once what follows is decided: restarts over months cost nothing, and a janitor does not take a stranger with a
     dead one's pid for it."""
-    directory = RunDir(tmp_path, "test-run")
+    directory = RunDir(tmp_path, RUN_ID)
 
     async def main() -> tuple[list[str], bool]:
-        context = Context("test-run", "", tmp_path, LauncherConfig(), Line(), directory=directory)
+        context = Context(RUN_ID, "", tmp_path, LauncherConfig(), Line(), directory=directory)
         cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), context)
         cluster._serve("ipc://b")
         dead, alive = (cluster._children.spawn(spec("engine", "obedient", name=name)) for name in ("dead", "alive"))
@@ -473,7 +473,7 @@ def test_one_that_nothing_ends_is_told_to_the_broker(tmp_path: Path) -> None:
 
     async def main() -> None:
         cluster = Cluster(
-            Plan(spec("broker", "obedient"), (), ()), Context("test-run", "", tmp_path, LauncherConfig(), line)
+            Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, LauncherConfig(), line)
         )
         cluster._serve("ipc://b")
         child = cluster._children.spawn(spec("engine", "obedient"))

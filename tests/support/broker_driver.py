@@ -29,6 +29,7 @@ from zagent.wire.messages import (
     Progress,
     Pulse,
     Reply,
+    Welcome,
 )
 
 SECRET = "s3cret"
@@ -191,9 +192,9 @@ class Driver:
         return self._note(self.core.unsendable(to, frames or [encode_header(Goodbye())], self.now))
 
     def tick(self, seconds: float = 0.0) -> list[Sent]:
-        """``seconds`` pass; what was sent then, but for pulses."""
+        """``seconds`` pass; what was sent then, but for signs of life."""
         self.now += seconds
-        return [s for s in self._note(self.core.tick(self.now)) if not isinstance(s.message, Pulse)]
+        return [s for s in self._note(self.core.tick(self.now)) if not isinstance(s.message, (Pulse, Welcome))]
 
     def take(self) -> list[Sent]:
         """What was sent since the last time."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from launcher.specs import ChildSpec, Member
 
+#: Of this process's children: two suites on one machine do not take each other's for their own.
+RUN_ID = f"test-run-{os.getpid()}"
 #: Long enough for a loaded two-core machine; only a failing test waits as long.
 PATIENCE_S = 20.0
 
 
-def spec(
-    room: str, entry: str, *, name: str = "", pool: str = "", run_id: str = "test-run", **settings: Any
-) -> ChildSpec:
+def spec(room: str, entry: str, *, name: str = "", pool: str = "", run_id: str = RUN_ID, **settings: Any) -> ChildSpec:
     """A child of ``room`` that runs the function ``entry`` of `support.rooms`."""
     name = name or f"{room}-0"
     members = () if room == "broker" else (Member(pool or room, name, 0),)

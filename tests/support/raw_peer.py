@@ -39,13 +39,14 @@ class RawPeer:
 
     def __init__(self, endpoint: str) -> None:
         scheme, _, place = endpoint.partition("://")
-        if scheme == "ipc":
-            self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.connect(place)
-        else:
-            host, _, port = place.partition("?")[0].rpartition(":")
-            self.socket = socket.create_connection((host, int(port)))
-        self.socket.settimeout(PATIENCE_S)
+        self.socket = socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET)
+        host, _, port = place.partition("?")[0].rpartition(":")
+        try:
+            self.socket.connect(place if scheme == "ipc" else (host, int(port)))
+        except OSError:
+            self.socket.close()
+            raise
+        self.socket.settimeout(PATIENCE_S)  # not before: a full backlog is waited for
 
     def __enter__(self) -> RawPeer:
         return self

@@ -17,6 +17,7 @@ from support.processes import eventually
 from support.raw_peer import SIGNATURE, RawPeer, frame, greeting, message, ready
 from zagent.wire import options
 from zagent.wire.codec import MAX_FRAME
+from zagent.wire.sockets import RouterSocket
 
 
 @pytest.fixture(params=["ipc", "tcp", "curve"])
@@ -149,3 +150,13 @@ def test_many_that_never_finish_are_cut_off(handshake: bytes, monkeypatch: pytes
                 assert peer.reconnections == 0
 
     asyncio.run(main())
+
+
+def test_a_broker_that_is_busy_with_itself_shakes_hands_all_the_same(tmp_path: Path) -> None:
+    """However many came and went since it has looked: libzmq does not wait until it is told that they did."""
+    router = RouterSocket(f"ipc://{tmp_path}/b")
+    for _ in range(1500):
+        RawPeer(router.endpoint).socket.close()
+    with RawPeer(router.endpoint).shake_hands(b"d-x"):
+        eventually(lambda: router.turned_away() == 1500)
+    router.close()

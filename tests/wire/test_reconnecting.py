@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_what_a_lost_connection_brought_comes_before_the_word_of_a_new_one(echo:
         assert channel._monitor is not None
         channel._socket.send(b"hello")
         assert channel._socket.poll(PATIENCE_S * 1000)
-        channel._monitor.take = lambda: 2  # type: ignore[method-assign]
+        channel._monitor.take = lambda: Counter({sockets._MADE: 2})  # type: ignore[method-assign]
         channel._hear()
         channel.close()
         return seen

@@ -49,7 +49,8 @@ class Held(dict[CallKey, Member]):
         ``claimable``."""
         for one in calls:
             key, session = one[:2], (member.pool, one.session) if one.session else None
-            kept = claimable or key in wanted
+            overtaken = (one.call, one.attempt + 1) in self._leases  # its caller has gone on
+            kept = key in wanted or (claimable and not overtaken)
             if key in self._leases:  # the member came too late: another one has the call by now
                 if one.running:
                     self._leases.stop(key, member)

@@ -220,9 +220,11 @@ class Presence:
             self._end(member, "it could not be reached", now)
         if now >= self._next_pulse:
             self._next_pulse = now + PULSE_S
-            holding = set(self._dispatch.held.values())  # they would drop the answers that are still asked for
+            holding = set(self._dispatch.held.values())
             for caller in self._roster.callers.values():
-                if caller.member not in holding:
+                if caller.member in holding:  # at a pulse it would drop answers that callers may still come for
+                    self._welcome(caller, known=True)
+                else:
                     self._send(caller.control, self._pulse)
 
 

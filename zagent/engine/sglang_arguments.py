@@ -15,7 +15,7 @@ from zagent.config import EngineConfig, ModelConfig
 from zagent.engine.cpu_platform import PLATFORM_NAME
 from zagent.errors import ConfigError, StartupError
 
-#: Internals change with every release of SGLang; another one needs a new look at `sglang_engine`.
+#: Internals change with every release of SGLang; another one needs a new look at `sglang_engine` and `sglang_launch`.
 SGLANG_VERSION = "0.5.23"
 
 #: Images are processed as in our workers, which tell the trainer what the model saw: SGLang's own choice, torchvision

@@ -35,7 +35,9 @@ class Door:
     """
 
     def __init__(self, bound: zmq.Socket[bytes], address: str) -> None:
-        bound.setsockopt(zmq.BACKLOG, min(ACCEPTS_WAITING, spare_files() // 2))  # these come in when it is shut, too
+        # Those come in when an ipc door is shut, too.
+        most = ACCEPTS_WAITING if Endpoint(address).path is None else spare_files() // 2
+        bound.setsockopt(zmq.BACKLOG, min(ACCEPTS_WAITING, most))
         self.address = _bind(bound, address)
         self._path = Endpoint(self.address).path
         self._open = True

@@ -110,7 +110,8 @@ class RouterSocket:
         return gate
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Frames]]:
-        """Up to `BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first."""
+        """Up to `BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first, or for somebody to
+        connect."""
         ready = dict(self._poller.poll(timeout_ms))
         if self._gate is not None and self._gate.socket in ready:
             self._gate.answer()
