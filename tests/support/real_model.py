@@ -206,10 +206,10 @@ async def signals(bench: Bench, received: list[str]) -> Any:
 
 
 async def silent(bench: Bench) -> Any:
-    """A second pair of eyes, which waits for 4 s only: on a scheduler that is idle, busy, and stopped."""
+    """A second pair of eyes, which waits for 8 s only: on a scheduler that is idle, busy, and stopped."""
     from zagent.engine.sglang_life import Life
 
-    life = Life(bench.engine.info.pids, 4.0)
+    life = Life(bench.engine.info.pids, 8.0)
     life.start(bench.engine._manager.get_internal_state)
     await asyncio.sleep(2.5)
     await bench.call(bench.prompt("Tell me a long story."), max_new_tokens=100, ignore_eos=True)
@@ -217,7 +217,7 @@ async def silent(bench: Bench) -> Any:
     os.kill(bench.engine.info.pids[0], signal.SIGSTOP)
     pending = asyncio.ensure_future(bench.call(bench.prompt("Hi"), max_new_tokens=3, ignore_eos=True))
     start = time.monotonic()
-    death = await asyncio.wait_for(asyncio.shield(life.died), 20)
+    death = await asyncio.wait_for(asyncio.shield(life.died), 40)
     os.kill(bench.engine.info.pids[0], signal.SIGCONT)
     seconds = time.monotonic() - start
     life.stop()

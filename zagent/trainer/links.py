@@ -83,7 +83,8 @@ async def open_calls(endpoint: str, timeout: float, patience_s: float) -> Calls:
     try:
         await link.open(timeout)
     except ConnectionLost as error:
-        raise ConnectionLost(f"no cluster at {endpoint!r}: {error}") from error
+        hint = ", or does not let this key in (broker.keys)" if endpoint.startswith("tcp://") else ""
+        raise ConnectionLost(f"no cluster at {endpoint!r}: {error}{hint}") from error
     link.keep(patience_s)
     return calls
 
