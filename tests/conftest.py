@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from support.processes import with_run_id
 
 # No timed assertions: the machines are shared.
 settings.register_profile("zagent", deadline=None)
@@ -41,7 +44,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where all tests are done (several processes may run them), nothing of ours is left in shared memory."""
-    left = set() if "PYTEST_XDIST_WORKER" in os.environ else _shared_memory() - session.stash[MEMORY_BEFORE]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    left = {name for name in _shared_memory() - session.stash[MEMORY_BEFORE] if not _in_use(name)}
     if left:
         print(f"\nleft in shared memory: {sorted(left)}", file=sys.stderr)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -69,6 +74,12 @@ def no_file_left_behind() -> Iterator[None]:
     left = [path.name for path in place.iterdir() if not path.name.startswith(KEPT_FILES)]
     shutil.rmtree(place, ignore_errors=True)
     assert not left, f"left in the temporary directory: {left}"
+
+
+def _in_use(name: str) -> bool:
+    """Whether the run it is named after lives: somebody else's suite, at the same time."""
+    run_id = re.search(r"\d{8}-\d{6}-[0-9a-f]{8}", name)
+    return run_id is not None and bool(with_run_id(run_id[0]))
 
 
 def _shared_memory() -> set[str]:

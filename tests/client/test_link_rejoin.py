@@ -119,6 +119,24 @@ def test_connections_are_counted_for_the_broker() -> None:
     run(main())
 
 
+def test_a_connection_that_is_heard_of_with_its_welcome_is_no_further_one() -> None:
+    """The loop may see the message before the news of the lane that it has come over."""
+
+    async def main() -> None:
+        peer = await Peer().open(incarnation=7)
+        data, control = peer.router._channels.values()
+        data.reconnected()
+        control._anew = True  # made, and not heard of
+        peer.welcome(incarnation=8)
+        await asyncio.sleep(1)
+        control.notice()
+        await asyncio.sleep(1)
+        assert {m.connection for m in peer.of(Hello)} == {1}
+        assert not peer.link.greeting
+
+    run(main())
+
+
 def test_the_first_hello_knows_no_broker() -> None:
     """Neither its incarnation nor a connection that was lost."""
 

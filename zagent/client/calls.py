@@ -214,6 +214,7 @@ class Calls:
         if not pending.sent:
             pending.call = pending.call._replace(incarnation=self.link.incarnation)
         elif same_broker:
+            self._send_cancel(pending.call)  # what was sent between two hellos may have reached it after all
             self._next(pending, 0, suspect=pending.call.suspect)
         else:
             pending.again = True

@@ -176,6 +176,8 @@ class Link:
             self._greet()
 
     def _welcome(self, message: Welcome, body: Frames) -> None:
+        for lane in (self._data, self._control):  # the loop may not have heard yet what the welcome has come over
+            lane.notice()
         self.facts = decode_body(body)
         former, self.incarnation = self.incarnation, message.incarnation
         self.greeting, self._looks = False, 0

@@ -31,6 +31,9 @@ class Channel(Protocol):
     def send(self, frames: Frames) -> None:
         """Hand over one message. Raises `ConnectionLost` after close."""
 
+    def notice(self) -> None:
+        """Say ``reconnected`` now, if there is a new connection of which that has not been said yet."""
+
     def close(self) -> None:
         """Stop; what was sent is delivered if the other side is there."""
 
@@ -42,10 +45,11 @@ class MemoryChannel:
         self._router = router
         self.identity = identity
         self._receiver: Receiver | None = None
-        self.reconnected: Reconnected = lambda: None
+        self._reconnected: Reconnected = lambda: None
+        self._anew = False
 
     def open(self, receiver: Receiver, reconnected: Reconnected) -> None:
-        self._receiver, self.reconnected = receiver, reconnected
+        self._receiver, self._reconnected = receiver, reconnected
         self._router.attach(self)
 
     def send(self, frames: Frames) -> None:
@@ -57,6 +61,21 @@ class MemoryChannel:
         """Called by the router."""
         if self._receiver is not None:
             self._receiver([frames])
+
+    def connected(self) -> None:
+        """Called by the router: anew. The loop hears of it later."""
+        self._anew = True
+        asyncio.get_running_loop().call_soon(self.notice)
+
+    def reconnected(self) -> None:
+        """The same, heard of at once."""
+        self._anew = True
+        self.notice()
+
+    def notice(self) -> None:
+        if self._anew:
+            self._anew = False
+            self._reconnected()
 
     def close(self) -> None:
         self._receiver = None
@@ -111,7 +130,7 @@ class MemoryRouter:
             self.later(self._to_broker, identity, frames)
         channel = self._channels.get(identity)
         if channel is not None:
-            asyncio.get_running_loop().call_soon(channel.reconnected)
+            channel.connected()
 
     def deliver(self, identity: bytes, frames: Frames) -> None:
         """From a channel to the broker."""

@@ -195,14 +195,19 @@ class DealerChannel:
 
     def _hear(self) -> None:
         """A connection was made. What came over the one before is delivered first."""
-        if self._monitor is None:
-            return
-        made = self._monitor.take()[_MADE]
-        self._connections += made
-        if made and self._connections > 1:
+        if self._made_anew():
             self._drain()
             if self._socket is not None:
                 self._reconnected()
+
+    def _made_anew(self) -> bool:
+        made = 0 if self._monitor is None else self._monitor.take()[_MADE]
+        self._connections += made
+        return made > 0 and self._connections > 1
+
+    def notice(self) -> None:
+        if self._made_anew():
+            self._reconnected()
 
     def send(self, frames: Frames) -> None:
         """Raises `ConnectionLost` after close, and while more waits than a broker that is there lets wait."""
