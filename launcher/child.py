@@ -22,6 +22,7 @@ from typing import Any
 
 from launcher import bootstrap, logs, policy, processes
 from launcher.health import Signs
+from launcher.heartbeat import OUT_OF_MEMORY
 from launcher.specs import ChildSpec
 from zagent.errors import CallerError, StartupError, from_wire
 
@@ -203,7 +204,7 @@ class Child:
 def describe(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
-        return f"it exited with code {code}"
+        return f"it exited with code {code}" + (", beyond its memory limit" if code == OUT_OF_MEMORY else "")
     known = -code in set(signal.Signals)
     return f"it was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 

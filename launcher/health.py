@@ -42,5 +42,5 @@ def judge(signs: Signs, slow_for_s: float, hung_after_s: float) -> Health:
     slept, or we were stopped ourselves."""
     if signs.stalled_s <= SLOW_S:
         return Health.WELL
-    watched = slow_for_s >= hung_after_s - 2 * SLOW_S
+    watched = slow_for_s >= max(hung_after_s - 2 * SLOW_S, SLOW_S / 2)
     return Health.HUNG if watched and signs.stalled_s >= hung_after_s else Health.SLOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -77,17 +77,16 @@ def ledger_faults(lines: Iterable[Line], outcomes: Iterable[zagent.Outcome], sto
         f"{_named(name)}: the tool was called, and there is no such row" for name in by_row.keys() - attempts.keys()
     ]
     for name, attempt in attempts.items():
-        wrong += [f"{_named(name)}: {fault}" for fault in _row_faults(by_row[name], attempt)]
-        wrong += [
-            f"{_named(name)}: attempt {one.attempt} in process {one.pid} went on after attempt {next_one.attempt} began"
-            for one, next_one in overlaps(by_row[name])
-            if not _was_stopped(one, stops)
-        ]
+        wrong += [f"{_named(name)}: {fault}" for fault in _row_faults(_runs(by_row[name]), attempt, stops)]
     return shortened(wrong)
 
 
-def _row_faults(lines: Sequence[Line], attempt: int) -> list[str]:
-    runs = _runs(lines)
+#: Lines of each (attempt, process), both in order of their beginning.
+Runs: TypeAlias = "Mapping[tuple[int, int], Sequence[Line]]"
+
+
+def _row_faults(runs: Runs, attempt: int, stops: Sequence[Stop]) -> list[str]:
+    lines = [line for run in runs.values() for line in run]
     turns = list(range(TURNS - 1))
     wrong = []
     if not any(number == attempt and [line.turn for line in run] == turns for (number, _), run in runs.items()):
@@ -99,29 +98,35 @@ def _row_faults(lines: Sequence[Line], attempt: int) -> list[str]:
             wrong.append(f"attempt {number} in process {pid} called the tool in turns {[line.turn for line in run]}")
     digests = {turn: {line.digest for line in lines if line.turn == turn} for turn in turns}
     wrong += [f"different tokens before the tool call of turn {turn}" for turn in turns if len(digests[turn]) > 1]
-    for (before, _), (after, _) in pairwise(runs):
-        if after < before:
-            wrong.append(f"attempt {after} began after attempt {before}")
-    return wrong
+    return wrong + _order_faults(runs, stops)
 
 
-def _runs(lines: Iterable[Line]) -> dict[tuple[int, int], list[Line]]:
-    """Lines of each (attempt, process), both in order of their beginning."""
+def _runs(lines: Iterable[Line]) -> Runs:
     runs: dict[tuple[int, int], list[Line]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: line.at):
         runs[line.attempt, line.pid].append(line)
     return runs
 
 
-def overlaps(lines: Iterable[Line]) -> list[tuple[Line, Line]]:
-    """Of one row: the last line of a run that went on after the next one had begun, and that one's first."""
-    runs = _runs(lines).values()
-    return [(before[-1], after[0]) for before, after in pairwise(runs) if before[-1].at > after[0].at]
+def _order_faults(runs: Runs, stops: Sequence[Stop]) -> list[str]:
+    """Runs beside or behind a later one. A worker that is stopped when a new broker calls its roll is done without:
+    what it runs by then runs twice, until it hears of it."""
+    wrong = []
+    for one, other in pairwise(runs.values()):
+        if _was_stopped(one[-1], stops) or _was_stopped(other[-1], stops):
+            continue
+        if one[-1].at > other[0].at:
+            wrong.append(f"{_run_name(one[-1])} went on after {_run_name(other[0])} had begun")
+        if one[0].attempt > other[0].attempt:
+            wrong.append(f"{_run_name(other[0])} began after {_run_name(one[0])}")
+    return wrong
+
+
+def _run_name(line: Line) -> str:
+    return f"attempt {line.attempt} in process {line.pid}"
 
 
 def _was_stopped(line: Line, stops: Iterable[Stop]) -> bool:
-    """Whether its process had been stopped while it ran. A worker that is stopped when a new broker calls its roll is
-    done without; what it runs by then runs twice until it hears of it."""
     return any(stop.pid == line.pid and line.at - STOP_MEMORY_S < stop.until and stop.at < line.at for stop in stops)
 
 

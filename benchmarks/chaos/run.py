@@ -15,7 +15,7 @@ import zagent
 from benchmarks import procfs
 from benchmarks.chaos.agent import Line, read_ledger
 from benchmarks.chaos.losses import Losses, Stop
-from benchmarks.chaos.script import KINDS, actions, slow_spells
+from benchmarks.chaos.script import KINDS, Action, actions, slow_spells
 from benchmarks.chaos.watch import Watch
 from benchmarks.chaos.wreck import Wrecker
 
@@ -96,7 +96,7 @@ def run(plan: Plan, directory: Path, seed: int | None = None) -> Run:
     """The quiet run, or with ``seed`` the one that it decides. ``directory`` gets ledger and logs."""
     directory.mkdir(parents=True)
     done = Run()
-    with zagent.AgentLoopManager.launch(_config(plan, directory, seed)) as manager:
+    with zagent.AgentLoopManager.launch(config_of(plan, directory, seed)) as manager:
         done.run_id, run_dir = manager.run_id, run_dir_of(manager.endpoint)
         ledger = directory / "ledger"
         ledger.touch()
@@ -119,7 +119,8 @@ def run(plan: Plan, directory: Path, seed: int | None = None) -> Run:
     return done
 
 
-def _config(plan: Plan, directory: Path, seed: int | None) -> zagent.Config:
+def config_of(plan: Plan, directory: Path, seed: int | None) -> zagent.Config:
+    """What is launched; with None, for the quiet run. Logs go below ``directory``."""
     counts = [f"engine.count={plan.engines}", f"worker.count={plan.workers}", f"logs.dir={directory / 'logs'}"]
     checkpoints = [f"engine.checkpoint_tokens={CHECKPOINT_TOKENS}"] if seed is not None and seed % 2 else []
     config = zagent.Config.load(overrides=[*OVERRIDES, *counts, *checkpoints, *plan.overrides]).to_dict()
@@ -128,14 +129,18 @@ def _config(plan: Plan, directory: Path, seed: int | None) -> zagent.Config:
 
 
 def _wreck(plan: Plan, seed: int, manager: zagent.AgentLoopManager, collector: Collector, done: Run) -> None:
-    script = takewhile(lambda action: action.at_s < plan.for_s, actions(seed, plan.every_s, plan.kinds))
     with Watch(manager, done.losses, done.broken.append) as watch:
-        wrecker = Wrecker(script, watch, done.losses, plan.every_s)
+        wrecker = Wrecker(script_of(plan, seed), watch, done.losses, plan.every_s)
         done.events, done.stops = wrecker.events, wrecker.stops
         wrecker.run(lambda: collector.over.is_set() or collector.silent_s > STALL_S)
         done.stalled_at = len(collector.outcomes) if collector.silent_s > STALL_S else None
         wrecker.note(f"{len(collector.outcomes)} outcomes")
         _until(lambda: not done.losses.open(), SETTLE_S)
+
+
+def script_of(plan: Plan, seed: int) -> Iterator[Action]:
+    """As long as the plan says."""
+    return takewhile(lambda action: action.at_s < plan.for_s, actions(seed, plan.every_s, plan.kinds))
 
 
 class Collector:

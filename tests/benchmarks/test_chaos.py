@@ -22,7 +22,17 @@ from benchmarks.chaos import __main__ as command
 from benchmarks.chaos import checks
 from benchmarks.chaos.agent import Line, read_ledger, write_line
 from benchmarks.chaos.losses import Loss, Losses, Stop, recoveries
-from benchmarks.chaos.run import Collector, Plan, Run, batch_of, left_behind, run_dir_of, unsettled
+from benchmarks.chaos.run import (
+    Collector,
+    Plan,
+    Run,
+    batch_of,
+    config_of,
+    left_behind,
+    run_dir_of,
+    script_of,
+    unsettled,
+)
 from benchmarks.chaos.script import KINDS, ROOMS, Action, actions, chosen, slow_spells
 from benchmarks.chaos.watch import Snapshot
 from benchmarks.chaos.wreck import Wrecker
@@ -83,6 +93,29 @@ def test_spells_of_an_engine_do_not_meet() -> None:
         assert len(mine) == 3
         assert all(a["at_s"] + a["for_s"] <= b["at_s"] for a, b in pairwise(mine))
     zagent.Config.from_dict({"engine": {"kind": "sim", "sim": {"faults": spells}}})
+
+
+def test_sigterms_come_when_they_are_asked_for() -> None:
+    """In all rooms; not unless `term` is named."""
+    terms = [action for action in script(2, kinds=("term",)) if action.do == "term"]
+    assert {term.room for term in terms} == set(ROOMS)
+    assert not any(action.do == "term" for action in script(2))
+
+
+def test_the_script_ends_when_the_plan_says() -> None:
+    """After so many seconds, or never."""
+    short = list(script_of(Plan(for_s=9.0), 1))
+    assert short == [action for action in script(1) if action.at_s < 9.0] != []
+    assert len(list(islice(script_of(Plan(), 1), 500))) == 500
+
+
+def test_odd_seeds_stream_tokens_back(tmp_path: Path) -> None:
+    """Only they; the quiet run has no faults either; the user's overrides win."""
+    quiet, even, odd = (config_of(Plan(), tmp_path, seed).engine for seed in (None, 2, 3))
+    assert [e.checkpoint_tokens for e in (quiet, even, odd)] == [0, 0, 8]
+    assert [len(e.sim.faults) for e in (quiet, even, odd)] == [0, 12, 12]
+    mine = config_of(Plan(overrides=("engine.checkpoint_tokens=2", "worker.count=7")), tmp_path, 3)
+    assert (mine.engine.checkpoint_tokens, mine.worker.count) == (2, 7)
 
 
 def test_a_pick_means_the_same_in_any_order() -> None:
@@ -249,9 +282,15 @@ def test_an_attempt_that_was_lost_and_ran_again_is_no_fault() -> None:
         ([*lines(0, 2), *lines(0, 3, (0,), at=9)], "attempt 3 began, and attempt 2 is the outcome"),
         ([*lines(0, 2), *lines(0, 2, (0,), at=9)], r"attempt 2 in process 50 called the tool in turns \[0, 1, 0\]"),
         ([*lines(0, 1, (1,)), *lines(0, 2, at=9)], r"attempt 1 in process 50 called the tool in turns \[1\]"),
-        ([*lines(0, 1, pid=1), *lines(0, 2, pid=2, at=0.5)], "attempt 1 in process 1 went on after attempt 2 began"),
-        ([*lines(0, 2, pid=1), *lines(0, 2, pid=2, at=0.5)], "attempt 2 in process 1 went on after attempt 2 began"),
-        ([*lines(0, 2), *lines(0, 1, (0,), at=9)], "attempt 1 began after attempt 2"),
+        (
+            [*lines(0, 1, pid=1), *lines(0, 2, pid=2, at=0.5)],
+            "attempt 1 in process 1 went on after attempt 2 in process 2",
+        ),
+        (
+            [*lines(0, 2, pid=1), *lines(0, 2, pid=2, at=0.5)],
+            "attempt 2 in process 1 went on after attempt 2 in process 2",
+        ),
+        ([*lines(0, 2), *lines(0, 1, (0,), at=9)], "attempt 1 in process 50 began after attempt 2"),
         ([*lines(0, 1, (0,), pid=1), *(x._replace(digest="?") for x in lines(0, 2, at=9))], "different tokens before"),
         ([*lines(0, 2), *lines(2, 1, (0,))], "uid q1, sample 0: the tool was called, and there is no such row"),
     ],
@@ -262,12 +301,13 @@ def test_the_ledger_must_fit_the_outcomes(ledger: list[Line], fault: str) -> Non
     assert any(re.search(fault, text) for text in found), found
 
 
-def test_only_a_process_that_was_stopped_may_go_on_beside_its_successor() -> None:
-    """When it had been stopped, while it ran; any other one must have been dead."""
-    ledger = [*lines(0, 1, pid=1), *lines(0, 2, pid=2, at=0.5)]
+def test_only_a_process_that_was_stopped_may_run_beside_another() -> None:
+    """Either of them, while it ran or shortly before; any other one must have been dead."""
+    ledger = [*lines(0, 2, pid=1), *lines(0, 2, pid=2, at=0.5)]
     outcomes = [outcome(0, attempt=2)]
     assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 1, 0.1, 0.9)]) == []
-    assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 2, 0.1, 0.9)])
+    assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 2, 0.1, 0.4)]) == []
+    assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 3, 0.1, 0.9)])
     assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 1, 1.1, 1.9)])
     assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 1, -90.0, -80.0)])
 
@@ -389,6 +429,20 @@ def test_a_kill_is_noted_with_what_was_aboard(victim: subprocess.Popen[bytes]) -
     (lost,) = wrecker.losses.all
     assert replace(lost, at=0.0) == loss(at=0.0, pid=victim.pid, epoch=1, in_flight=3)
     assert "kill engine-0" in wrecker.events[0]
+
+
+def test_who_is_terminated_is_no_kill(victim: subprocess.Popen[bytes]) -> None:
+    """SIGTERM; it may end in order."""
+    wrecker = wreck(victim.pid, 3, Action(0.0, "term", "engine", 0.5))
+    assert victim.wait(20) == -15
+    assert wrecker.losses.all == []
+    assert "terminate engine-0" in wrecker.events[0]
+
+
+def test_a_stop_lasts_as_long_as_the_script_says(victim: subprocess.Popen[bytes]) -> None:
+    """Also the last one of it."""
+    (stop,) = wreck(victim.pid, 3, Action(0.0, "stop", "engine", 0.5, for_s=0.05)).stops
+    assert stop.until - stop.at >= 0.05
 
 
 def test_nobody_is_killed_twice(victim: subprocess.Popen[bytes]) -> None:

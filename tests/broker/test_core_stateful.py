@@ -79,12 +79,7 @@ class Broker(RuleBasedStateMachine):
         self.calls: dict[Key, Asked] = {}
         self.leased: dict[Key, bytes] = {}  # the member that the broker counts a call at
         self.directed: set[Key] = set()
-        self.suspects: set[Key] = set()  # those leases that the broker knows for suspects
         self.blamed: set[Key] | None = None  # of a member that has just been reported gone
-        self.convicted: Key | None = None  # of these
-        self.groups: dict[bytes, int] = {}  # calls by the death that made them suspects
-        self.cleared: set[int] = set()  # deaths that are explained
-        self.deaths = 0
         self.reactions: list[Callable[[], object]] = []
         self.once = False  #: the members' method must not run twice
         self.begun: Counter[bytes] = Counter()  # how often each call was, by whatever attempt
@@ -144,13 +139,9 @@ class Broker(RuleBasedStateMachine):
             assert self.leased[key] == twin.nonce and held, "given twice"
         else:
             assert held or asked.fields["member"] or not (twin.draining or twin.slow), "given to one that is spared"
-            aboard = [key for key in self.suspects if self.leased[key] == twin.nonce]
-            assert held or not self._suspected(key) or not aboard, "suspects meet"
             self.leased[key] = twin.nonce
             if sent.to[:1] == b"c":
                 self.directed.add(key)
-        if self._suspected(key) and key not in self.directed:
-            self.suspects.add(key)
         if key in twin.kept:
             self.reactions.append(lambda: self._send_answer(twin, key))
         elif key not in twin.running:
@@ -174,7 +165,9 @@ class Broker(RuleBasedStateMachine):
         assert asked.answers == 1, "answered twice"
         if self.blamed is not None and isinstance(sent.error, MemberLost):
             assert sent.error.crashed == (key in self.blamed)
-        assert isinstance(sent.error, PoisonedRequest) == (key == self.convicted)
+        if isinstance(sent.error, PoisonedRequest):
+            assert self.blamed == {key}, "convicted in company"
+            assert asked.suspect
 
     def _waits(self, key: Key) -> bool:
         return self.calls[key].open and self.calls[key].sent and key not in self.leased
@@ -187,7 +180,6 @@ class Broker(RuleBasedStateMachine):
     def _returned(self, key: Key) -> None:
         del self.leased[key]
         self.directed.discard(key)
-        self.suspects.discard(key)
 
     # ---- members ----------------------------------------------------------------------------------------------------
 
@@ -290,22 +282,12 @@ class Broker(RuleBasedStateMachine):
         self._follow()
         del self.twins[twin.nonce]
         self.calls.pop((b"own", 1), None)
-        self.blamed = self.convicted = None
+        self.blamed = None
 
     def _judge(self, nonce: bytes, *, crashed: bool) -> None:
         """Before the core is told that this member is gone."""
-        self.deaths += 1
         at = {key for key, m in self.leased.items() if m == nonce and key not in self.directed} if crashed else set()
-        self.blamed = self.suspects & at or at
-        if len(self.blamed) == 1 and self.blamed <= self.suspects:
-            self.convicted = next(iter(self.blamed))
-            self.cleared.add(self.groups.pop(self.convicted[0], 0))
-            self.suspects = {key for key in self.suspects if self._suspected(key)} - {self.convicted}
-        else:
-            self.groups.update(dict.fromkeys((key[0] for key in self.blamed), self.deaths))
-
-    def _suspected(self, key: Key) -> bool:
-        return self.calls[key].suspect and self.groups.get(key[0]) not in self.cleared
+        self.blamed = at
 
     @rule(i=index)
     def deafness(self, i: int) -> None:
@@ -334,7 +316,7 @@ class Broker(RuleBasedStateMachine):
             self._gone(twin.nonce)
             self.d.exited(self.launcher, twin.name, twin.epoch, crashed=crashed)
             self._follow()
-            self.blamed = self.convicted = None
+            self.blamed = None
 
     def _gone(self, nonce: bytes) -> None:
         """Before the core is told."""
@@ -469,8 +451,7 @@ class Broker(RuleBasedStateMachine):
         """The broker dies and another takes its place. Nobody is known to it but the launcher."""
         self.d.restart(*[("engine", twin.name, twin.epoch) for twin in self.twins.values() if twin.known])
         self.d.launcher()
-        self.leased, self.directed, self.suspects, self.out_of_reach = {}, set(), set(), {}
-        self.groups, self.cleared = {}, set()
+        self.leased, self.directed, self.out_of_reach = {}, set(), {}
         self.away, self.callers = self.away + self.callers, []
         for twin in self.twins.values():
             twin.known = twin.deaf = False
@@ -510,12 +491,20 @@ class Broker(RuleBasedStateMachine):
                 assert member.in_flight == count
                 assert count == len([key for key in twin.running if key not in self.directed | twin.stray])
                 assert member.suspects == sum(lease.suspect for lease in member.leases.values())
+                tried = [lease for lease in member.leases.values() if lease.suspect and not lease.begun]
+                assert len(tried) <= 1, "suspects meet"
+                others = [
+                    lease for lease in member.leases.values() if not (lease.proven or lease.suspect or lease.begun)
+                ]
+                assert not (tried and any(lease.since > tried[0].since for lease in others)), "a suspect has company"
                 assert (member.state == "draining") == twin.draining
 
     @invariant()
     def waiting_calls_are_the_models(self) -> None:
         """And what the broker knows of callers is what they wait for."""
-        assert self.d.core.dispatch.pending == sum(map(self._waits, self.calls)) <= 6
+        assert self.d.core.dispatch.pending == sum(map(self._waits, self.calls))
+        own = self.d.core._incarnation
+        assert sum(entry.call.incarnation == own for entry in self.d.core.dispatch._waiting.values()) <= 6
         for caller in self.callers:
             known = {(call[8:], attempt) for call, attempt in self.d.core.roster.callers[caller].calls}
             assert known >= {key for key, asked in self.calls.items() if asked.caller == caller and asked.open}

@@ -53,21 +53,38 @@ def test_any_of_its_calls_may_have_ended_a_member_that_died_by_itself(how: str, 
     assert d.quiet()
 
 
-def test_a_suspect_aboard_is_convicted() -> None:
-    """The others go on as if it had died from outside."""
+def test_a_suspect_that_was_alone_is_convicted() -> None:
+    """The caller's word is enough: the first death may have been before this broker's time."""
     d, caller, launcher, _ = started(1)
-    for call in (b"1", b"suspect", b"2"):
-        d.call(caller, call, suspect=call == b"suspect")
-    assert blame(d.exited(launcher, "m0", crashed=True)) == {b"1": False, b"suspect": "poisoned", b"2": False}
+    d.call(caller, b"suspect", suspect=True)
+    assert blame(d.exited(launcher, "m0", crashed=True)) == {b"suspect": "poisoned"}
 
 
 def test_a_suspect_that_was_given_up_is_still_aboard() -> None:
-    """It may be what ended the member until that has stopped it; nobody else is blamed."""
+    """It may be what ended the member until that has stopped it: nobody is convicted in its company."""
     d, caller, launcher, _ = started(1)
-    d.call(caller, b"1")
-    d.call(caller, b"suspect", suspect=True)
-    d.cancel(caller, b"suspect")
-    assert blame(d.exited(launcher, "m0", crashed=True)) == {b"1": False}
+    d.call(caller, b"0")
+    d.restart(("engine", "m0", 1))
+    caller, launcher = d.caller(), d.launcher()
+    d.join("m0", held=[(b"0", "", True)])
+    d.call(caller, b"1", suspect=True)
+    d.call(caller, b"0", suspect=True)
+    d.cancel(caller, b"0")
+    assert b"1" not in blame(d.exited(launcher, "m0", crashed=True))
+
+
+def test_two_deaths_of_the_same_member_are_no_proof() -> None:
+    """Others are alive, and may show whose fault it was: the suspect goes there next."""
+    d, caller, launcher, _ = started(1)
+    d.call(caller, b"0")
+    d.exited(launcher, "m0", crashed=True)
+    d.join("m0", epoch=2)
+    d.call(caller, b"0", attempt=2, suspect=True)
+    d.join("m1")
+    assert blame(d.exited(launcher, "m0", 2, crashed=True)) == {b"0": True}
+    d.join("m0", epoch=3)
+    assert served_by(d.call(caller, b"0", attempt=3, suspect=True)) == "m1"
+    assert blame(d.exited(launcher, "m1", crashed=True)) == {b"0": "poisoned"}
 
 
 def test_a_member_out_of_reach_takes_nothing_while_nobody_knows_why() -> None:
@@ -129,10 +146,10 @@ def test_a_conviction_clears_those_who_were_aboard_the_first_time() -> None:
     d.join("m2", credits=8)
     for number in range(4):
         d.call(caller, b"%d" % number, attempt=2, suspect=True)
-    assert [d.member(m).suspects for m in ("m1", "m2")] == [1, 1]  # 0 and 1; the others wait
+    assert [d.member(m).suspects for m in ("m1", "m2")] == [1, 0]  # the others wait
     made = d.exited(launcher, "m1", crashed=True)
     assert blame(made) == {b"0": "poisoned"}
-    assert given(made) == [(b"2", "m2"), (b"3", "m2")]
+    assert given(made) == [(b"1", "m2"), (b"2", "m2"), (b"3", "m2")]
     assert d.member("m2").suspects == 0
     assert blame(d.exited(launcher, "m2", crashed=True)) == {b"1": True, b"2": True, b"3": True}  # suspects anew
 
@@ -167,6 +184,22 @@ def test_the_youngest_suspects_are_tried_first() -> None:
     assert given(d.reply(m1, b"2")) == [(b"1", "m1")]
 
 
+def test_a_suspect_that_outlives_its_time_is_let_go() -> None:
+    """Its member had lived with it for a second: after 2.5 it counts as proven, and the next one is tried beside it.
+    Another death then accuses both again."""
+    d, caller, launcher = crashed_together(2, members=1)
+    for number in range(2):
+        d.call(caller, b"%d" % number, attempt=2, suspect=True)
+    d.join("m1")
+    d.take()
+    d.tick(2.4)
+    assert given(d.take()) == []
+    d.tick(0.2)  # that of 1, which had been aboard for a second
+    assert given(d.take()) == [(b"0", "m1")]
+    assert d.member("m1").suspects == 1
+    assert blame(d.exited(launcher, "m1", crashed=True)) == {b"0": True, b"1": True}
+
+
 def test_of_several_suspects_aboard_each_may_be_to_blame() -> None:
     """They can meet where a member brings them along after a restart of the broker; nobody is convicted by chance."""
     d, caller, launcher, _ = started(1)
@@ -184,41 +217,59 @@ def test_of_several_suspects_aboard_each_may_be_to_blame() -> None:
 # ---- the way of suspects ----------------------------------------------------------------------------------------
 
 
-def test_suspects_never_meet() -> None:
-    """Each runs as the only one on its member; the third waits until one of them is back."""
+def test_suspects_are_alone() -> None:
+    """On an empty member, which takes nothing else meanwhile; one at least stays open for the others."""
     d, caller, _, (m0, m1) = started()
     assert served_by(d.call(caller, b"1", suspect=True)) == "m0"
-    assert served_by(d.call(caller, b"2", suspect=True)) == "m1"
-    assert d.call(caller, b"3", suspect=True) == []
+    assert d.call(caller, b"2", suspect=True) == []
     assert d.broker(caller, "status")["pools"]["engine"]["m0"]["suspects"] == 1
-    assert served_by(d.call(caller, b"4")) == "m0", "anybody else may go there"
+    assert [served_by(d.call(caller, b"%d" % i)) for i in (3, 4)] == ["m1", "m1"]
     d.take()
-    d.reply(m0, b"4")
+    d.reply(m1, b"3")
     assert given(d.take()) == []
-    d.reply(m1, b"2")
-    assert given(d.take()) == [(b"3", "m1")]
+    d.reply(m0, b"1")
+    assert given(d.take()) == [(b"2", "m0")]
+    d.reply(m0, b"2")
+    assert served_by(d.call(caller, b"5")) == "m0"
 
 
-def test_a_suspect_goes_to_its_sessions_member_where_that_fits() -> None:
-    """Else to the one with the fewest in flight among those that fit, though its own is merely busy with another."""
-    d, caller, _, (m0, _m1, m2) = started(3)
+def test_a_member_is_reserved_where_none_is_empty() -> None:
+    """The one with the fewest in flight: it finishes what it has, its sessions go on elsewhere, and it is open again
+    when no suspect waits any more."""
+    d, caller, _, (_, m1) = started()
     assert served_by(d.call(caller, b"1", "s")) == "m0"
-    assert [served_by(d.call(caller, b"%d" % i)) for i in (2, 3)] == ["m1", "m2"]
-    d.reply(m2, b"3")
-    assert served_by(d.call(caller, b"4", "s", suspect=True)) == "m0"
-    assert served_by(d.call(caller, b"5", "s", suspect=True)) == "m2"
-    assert [a.why for a in d.assignments if a.session] == ["new", "sticky", "rebound"]
-    d.reply(m0, b"4")
-    assert served_by(d.call(caller, b"6", "s")) == "m2"
+    assert [served_by(d.call(caller, b"%d" % i)) for i in (2, 3)] == ["m1", "m0"]
+    assert d.call(caller, b"suspect", suspect=True) == []
+    assert served_by(d.call(caller, b"4")) == "m0"
+    d.reply(m1, b"2")
+    assert given(d.take())[-1] == (b"suspect", "m1")
+    assert d.call(caller, b"suspect2", suspect=True) == []
+    d.reply(m1, b"suspect")
+    assert given(d.take())[-1] == (b"suspect2", "m1")
+    assert served_by(d.call(caller, b"5", "s")) == "m0"
+    d.reply(m1, b"suspect2")
+    assert served_by(d.call(caller, b"6")) == "m1"
+
+
+def test_a_suspect_that_gives_up_frees_what_was_reserved() -> None:
+    """At the next tick."""
+    d, caller, _, _ = started()
+    for i in (1, 2):
+        d.call(caller, b"%d" % i)
+    d.call(caller, b"suspect", suspect=True)
+    assert [m.reserved for m in (d.member("m0"), d.member("m1"))] == [True, False]
+    d.cancel(caller, b"suspect")
+    d.tick(0.2)
+    assert served_by(d.call(caller, b"3")) == "m0"
 
 
 def test_suspects_are_served_last() -> None:
-    """Only when nothing else waits that the member could take."""
+    """After all that waits already."""
     d, caller, _, (m0,) = started(1, credits=1)
     d.call(caller, b"1", "s")
-    d.call(caller, b"suspect", suspect=True, attempt=2)
     d.call(caller, b"sticky", "s")
     d.call(caller, b"fresh")
+    d.call(caller, b"suspect", suspect=True, attempt=2)
     order = []
     for call in (b"1", b"sticky", b"fresh", b"suspect"):
         d.take()
@@ -247,14 +298,16 @@ def test_a_waiting_suspect_is_served_by_whoever_comes() -> None:
     d, caller, launcher, _ = started(1)
     for i in range(3):
         d.call(caller, b"%d" % i, suspect=True)
+    d.exited(launcher, "m0")
     d.take()
-    d.join("m1")
-    assert given(d.take()) == [(b"1", "m1")]
     d.health(launcher, "m2", slow=True)
     d.join("m2")
     assert given(d.take()) == []
     d.health(launcher, "m2", slow=False)
-    assert given(d.take()) == [(b"2", "m2")]
+    assert given(d.take()) == [(b"1", "m2")]
+    d.exited(launcher, "m2")
+    d.join("m3")
+    assert given(d.take()) == [(b"2", "m3")]
 
 
 def test_a_waiting_suspect_ends_as_any_call_that_waits() -> None:

@@ -233,7 +233,7 @@ def test_the_end_of_a_dead_engine_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(0)
             return took
 
-    assert run(main()) == pytest.approx(0.4)
+    assert run(main()) == pytest.approx(0.2)
 
 
 def test_looking_back_calls_and_chats_are_not_told_of() -> None:

@@ -70,7 +70,8 @@ def test_judgement() -> None:
     assert judge(Signs(0.0, 60.0), 57.0, 60.0) is Health.HUNG
     assert judge(Signs(0.0, 3.5), 1000.0, 60.0) is Health.SLOW
     assert judge(Signs(300.0, 300.0), 0.0, 60.0) is Health.SLOW
-    assert judge(Signs(5.0), 0.0, 5.0) is Health.HUNG
+    assert judge(Signs(10.0), 0.0, 5.0) is Health.SLOW  # it was we who were stopped
+    assert judge(Signs(5.0), 2.0, 5.0) is Health.HUNG
 
 
 def test_words() -> None:

@@ -8,20 +8,17 @@ that it has stopped, so that the counts here equal the members' own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, cast
 
 from zagent.broker.held import Held, Listed
 from zagent.broker.leases import Frames, Leases, Send
 from zagent.broker.pool import Caller, Lease, Member, Pool, State
-from zagent.broker.record import Assignment
+from zagent.broker.record import Assignment, assignment
 from zagent.broker.sticky import Sessions
 from zagent.broker.suspects import Suspects
 from zagent.broker.waiting import CallKey, Waiting, WaitQueue, Waits
 from zagent.errors import (
     CallerError,
     DeadlineExceeded,
-    EncodeError,
     MemberLost,
     Overloaded,
     Refused,
@@ -111,7 +108,7 @@ class Dispatch:
                 self.leases.hand_over(lease, entry, suspect=self._suspects.suspected(entry.call))
             if not lease.cancelled and lease.member.state is not State.DEAD:
                 lease.begun = True
-                self._send(lease.member.data, self._frames(entry, now))
+                self._send(lease.member.data, entry.message(now))
             return True
         if member is None:
             return False
@@ -129,7 +126,7 @@ class Dispatch:
             self.fail(entry.to, call, MemberLost(f"no live member {call.member!r} in pool {pool.name!r}"))
         elif self._may_begin(entry, member):
             self.leases.take(Lease(entry.key, entry.caller, entry.to, member, None, call.method, directed=True))
-            self._send(member.control, self._frames(entry, now))
+            self._send(member.control, entry.message(now))
 
     def _route(self, pool: Pool, entry: Waiting, now: float) -> None:
         """Give a call to a member, or let it wait."""
@@ -138,15 +135,19 @@ class Dispatch:
         bound = self.sessions.member(key) if key else None
         if self._suspects.suspected(entry.call):
             entry.aboard_s = self._suspects.aboard_s(entry.call.call)
-            member, queue = pool.for_suspect(bound), cast(WaitQueue, pool.suspects)
+            member = pool.for_suspect(self._suspects.died(entry.call.call))
+            queue: WaitQueue = pool.suspects
         else:
-            member = bound or pool.least()
+            member = pool.least() if bound is None or bound.on_trial else bound
             queue = pool.waiting if member is None else member.waiting
-        if member is None or not member.has_room:
+            member = member if member is not None and member.has_room else None
+        if member is None:
             self._wait(queue, entry)
         elif entry.call.incarnation == self._incarnation or self._may_begin(entry, member):
             if self._record is not None:
-                self._record(self._assignment(pool, session, member, bound, now))
+                known = key is not None and self.sessions.known(key)
+                why = "sticky" if member is bound else "rebound" if known else "new"
+                self._record(assignment(pool, session, member.name, why, now))
             self._assign(entry, member, key, now)
 
     def _may_begin(self, entry: Waiting, member: Member) -> bool:
@@ -169,19 +170,11 @@ class Dispatch:
         self.leases.take(
             Lease(entry.key, entry.caller, entry.to, member, session, call.method, suspect, begun=begun, since=now)
         )
-        self._send(member.data, entry.frames if now == entry.arrived else self._frames(entry, now))
-
-    def _frames(self, entry: Waiting, now: float) -> Frames:
-        """The call's message; of one that has waited, with the time that is left."""
-        if entry.deadline is None:
-            return entry.frames
-        remaining = max(0, min(entry.call.remaining_ms, int((entry.deadline - now) * 1000)))  # floats round up, too
-        with suppress(EncodeError):  # a header at the very limit, to which fields that were left out would be added
-            return [encode_header(entry.call._replace(remaining_ms=remaining)), *entry.frames[1:]]
-        return entry.frames
+        self._send(member.data, entry.frames if now == entry.arrived else entry.message(now))
 
     def _wait(self, queue: WaitQueue, entry: Waiting) -> None:
-        if len(self._waiting) < self._max_pending or entry.key in self._waiting:
+        found_again = entry.call.incarnation != self._incarnation  # it may run: another attempt would run beside it
+        if len(self._waiting) < self._max_pending or entry.key in self._waiting or found_again:
             self._waiting.put(entry, queue)
         else:
             text = f"{self._max_pending} calls wait already (broker.max_pending)"
@@ -193,6 +186,13 @@ class Dispatch:
             self._route(pool, pool.waiting.take(), now)
         while pool.suspects and pool.for_suspect() is not None:
             self._route(pool, pool.suspects.take(), now)
+
+    def acquit(self, pool: Pool, now: float) -> None:
+        """Suspects that are none any more go on as others do, and so does what waited for them."""
+        for entry in pool.suspects.empty():
+            (pool.suspects if self._suspects.suspected(entry.call) else pool.waiting).put(entry)
+        for member in pool.acquit(lambda lease: self._suspects.acquitted(lease, now)):
+            self._feed_from(pool, member, now)
 
     def _feed_from(self, pool: Pool, member: Member, now: float) -> None:
         """``member`` has room again: its own sticky calls and the pool's, in their order."""
@@ -255,12 +255,10 @@ class Dispatch:
         """A member is gone (its state says so), ``crashed`` if by itself: its calls fail, what waited for it waits for
         any."""
         pool, leases = self._pools[member.pool], self.leases.at(member)
-        for lease, error in self._suspects.verdicts(leases, member, reason, now, crashed=crashed):
+        others = sum(other.takes_calls for other in pool.members.values())
+        for lease, error in self._suspects.verdicts(leases, member, others, reason, now, crashed=crashed):
             self._end(lease, error)
-        if crashed:
-            pool.acquit(self._suspects.cleared)
-            for entry in pool.suspects.empty():
-                (pool.suspects if self._suspects.suspected(entry.call) else pool.waiting).put(entry)
+        self.acquit(pool, now)
         self.requeue(member, now)
 
     def undelivered(self, key: CallKey) -> None:
@@ -290,6 +288,8 @@ class Dispatch:
 
     def expire(self, now: float) -> None:
         """Answer the waiting calls whose time is up."""
+        for pool in filter(Pool.tries_suspects, self._pools.values()):
+            self.acquit(pool, now)
         for entry in self._waiting.overdue(now):
             self._waiting.forget(entry)
             text = f"waited {now - entry.arrived:.1f} s for a member of pool {entry.call.pool!r}"
@@ -301,9 +301,3 @@ class Dispatch:
 
     def _answer(self, to: bytes, key: CallKey, error: Frames) -> None:
         self._send(to, [encode_header(Failure(*key, False)), *error])
-
-    def _assignment(self, pool: Pool, session: str, member: Member, bound: Member | None, now: float) -> Assignment:
-        known = bool(session) and self.sessions.known((pool.name, session))
-        why = "sticky" if member is bound else "rebound" if known else "new"
-        counts: dict[str, Any] = {m.name: m.in_flight for m in pool.members.values() if m.takes_calls}
-        return Assignment(now, pool.name, session, member.name, why, counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
@@ -57,6 +57,7 @@ class Lease:
     session: Hashable | None
     method: str = ""
     suspect: bool = False
+    proven: bool = False  #: it was a suspect, and is none any more
     directed: bool = False  #: to one named member, outside its credits
     begun: bool = False  #: the member had it before it was sent there (again)
     cancelled: bool = False
@@ -79,6 +80,7 @@ class Member:
     leases: dict[CallKey, Lease] = field(default_factory=dict)
     directed: dict[CallKey, Lease] = field(default_factory=dict)
     suspects: int = 0  #: leases of calls that may be what ends it
+    reserved: bool = False  #: for a suspect, once it is empty
     #: Sticky calls that wait for room here.
     waiting: WaitQueue = field(default_factory=WaitQueue)
     total: int = 0  #: calls ever given
@@ -94,7 +96,17 @@ class Member:
 
     @property
     def has_room(self) -> bool:
-        return self.state is State.READY and len(self.leases) < self.credits
+        return self.state is State.READY and len(self.leases) < self.credits and not self.on_trial
+
+    @property
+    def on_trial(self) -> bool:
+        """A suspect runs here, or will as soon as it can do so alone."""
+        return self.reserved or self.suspects > 0
+
+    @property
+    def unproven(self) -> int:
+        """Calls here that have not been tried as suspects."""
+        return sum(not lease.proven for lease in self.leases.values())
 
     @property
     def leaves(self) -> bool:
@@ -158,25 +170,44 @@ class Pool:
             heappop(self._heap)
         return None
 
-    def for_suspect(self, own: Member | None = None) -> Member | None:
-        """The member to give a suspect: its session's, or the one with the fewest in flight, among those with room and
-        no other suspect aboard. Costs O(members)."""
-        fit = [member for member in self.members.values() if member.has_room and not member.suspects]
-        return own if own in fit else min(fit, key=lambda member: (member.in_flight, member.chosen), default=None)
+    def for_suspect(self, avoid: Container[str] = ()) -> Member | None:
+        """A member for a suspect, where it is alone but for proven ones; none of ``avoid`` if possible. While there is
+        none, one is reserved; one at least stays open where there are several. Costs O(requests in flight)."""
+        ready = [member for member in self.members.values() if member.state is State.READY]
+        free = [member for member in ready if not member.suspects]
+        if sum(member.on_trial for member in ready) >= max(1, len(ready) - 1):
+            free = [member for member in free if member.reserved]
+        chosen = min(free, key=lambda m: (m.unproven, m.name in avoid, m.in_flight, m.chosen), default=None)
+        if chosen is not None and chosen.unproven:
+            chosen.reserved = chosen.reserved or not (self.waiting or chosen.waiting)
+            return None
+        return chosen
 
-    def acquit(self, cleared: Callable[[bytes], bool]) -> None:
-        """Suspects aboard that are ``cleared`` (by call id) are none any more."""
-        for member in self.members.values():
+    def tries_suspects(self) -> bool:
+        """Whether some run or wait."""
+        return len(self.suspects) > 0 or any(member.on_trial for member in self.members.values())
+
+    def acquit(self, acquitted: Callable[[Lease], bool]) -> list[Member]:
+        """Suspects aboard that are ``acquitted`` are none any more. And without any that wait, no member is reserved.
+        The members that are open again."""
+        opened = []
+        for member in [member for member in self.members.values() if member.on_trial]:
             for lease in member.leases.values() if member.suspects else ():
-                if lease.suspect and cleared(lease.key[0]):
-                    lease.suspect = False
+                if lease.suspect and acquitted(lease):
+                    lease.suspect, lease.proven = False, True
                     member.suspects -= 1
+            member.reserved = member.reserved and len(self.suspects) > 0
+            if not member.on_trial:
+                self._offer(member)
+                opened.append(member)
+        return opened
 
     def lease(self, lease: Lease) -> None:
         """Book a call on its member."""
         member = lease.member
         member.leases[lease.key] = lease
         member.suspects += lease.suspect
+        member.reserved = member.reserved and not lease.suspect
         member.total += 1
         self._choices += 1
         member.chosen = self._choices

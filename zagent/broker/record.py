@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from zagent.broker.pool import Pool
 from zagent.errors import ConfigError
 
 
@@ -22,6 +23,12 @@ class Assignment(NamedTuple):
     why: str
     #: Requests in flight at every member that takes calls, before this one.
     in_flight: dict[str, int]
+
+
+def assignment(pool: Pool, session: str, member: str, why: str, now: float) -> Assignment:
+    """That of a call which ``member`` is about to be given."""
+    counts = {m.name: m.in_flight for m in pool.members.values() if m.takes_calls}
+    return Assignment(now, pool.name, session, member, why, counts)
 
 
 class Recorder:

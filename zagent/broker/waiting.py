@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from zagent.errors import EncodeError
+from zagent.wire.codec import encode_header
 from zagent.wire.messages import Call
 
 if TYPE_CHECKING:
@@ -35,6 +38,15 @@ class Waiting:
     def turn(self) -> tuple[bool, int]:
         """Who is served first: the smaller."""
         return self.call.attempt == 1, self.number
+
+    def message(self, now: float) -> Sequence[Any]:
+        """The call's frames; of one that has waited, with the time that is left."""
+        if self.deadline is None:
+            return self.frames
+        remaining = max(0, min(self.call.remaining_ms, int((self.deadline - now) * 1000)))  # floats round up, too
+        with suppress(EncodeError):  # a header at the very limit, to which fields that were left out would be added
+            return [encode_header(self.call._replace(remaining_ms=remaining)), *self.frames[1:]]
+        return self.frames
 
 
 class WaitQueue:

@@ -21,6 +21,7 @@ from zagent.errors import (
     DecodeError,
     InvalidRequest,
     MemberLost,
+    Overloaded,
     TransientError,
     from_wire,
 )
@@ -41,7 +42,7 @@ class Retry:
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after the failure of ``attempt`` (1, 2, …)."""
-        return min(self.first_wait_s * 2.0 ** (attempt - 1), self.longest_wait_s)
+        return min(self.first_wait_s * 2.0 ** min(attempt - 1, 100), self.longest_wait_s)
 
 
 @dataclass(slots=True)
@@ -141,17 +142,20 @@ class Calls:
         pending = _Pending(call, body, deadline, on_attempt, on_progress, renew)
         if on_attempt is not None:
             on_attempt(1)
-        number = 0
+        failures = counted = 0
         while True:
-            number += 1
             try:
                 return decode_body(await self._attempt(pending))
             except TransientError as error:
+                crashed = isinstance(error, MemberLost) and error.crashed
+                failures += 1
+                # A crash ends with a conviction, and a queue is full for as long as it takes: they do not count.
+                counted += self._retry.attempts == 1 or not (crashed or isinstance(error, Overloaded))
                 named = member and isinstance(error, MemberLost)
-                if named or not error.repeatable or number == self._retry.attempts:
+                if named or not error.repeatable or counted == self._retry.attempts:
                     raise
-                suspect = pending.call.suspect or (isinstance(error, MemberLost) and error.crashed)
-            wait = self._retry.wait(number)
+                suspect = pending.call.suspect or crashed
+            wait = self._retry.wait(failures)
             left = wait if deadline is None else deadline - asyncio.get_running_loop().time()
             await self._sleep(max(0.0, min(wait, left)))
             self._next(pending, self.link.incarnation, suspect=suspect)

@@ -27,7 +27,6 @@ class ServicePool:
         DeadlineExceeded: the time given to `bind` is over.
         MemberLost: the process died while it had the call, and the method is not `idempotent`.
         PoolLost: all processes of the service are gone, and their restarts used up.
-        Overloaded: too many calls wait (`broker.max_pending`), still after some seconds.
     """
 
     def __init__(self, calls: CallsHere, name: str, session: str = "", timeout: float | None = None) -> None:

@@ -29,9 +29,9 @@ from zagent.types import TokenOutput, int_array
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel, terminate
 
-#: Seconds a dead engine's children get before the process ends without them (they are killed with it anyway): with half
-#: a second for the broker to take what is said to it, the process ends within one.
-CLOSE_AFTER_DEATH_S = 0.4
+#: Seconds a dead engine's children get before the process ends without them (they have been sent SIGKILL): with half a
+#: second for the broker to take what is said to it, the process ends within one.
+CLOSE_AFTER_DEATH_S = 0.2
 #: Exit code of a process whose broker has let go of it.
 CUT_OFF = 1
 

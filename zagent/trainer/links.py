@@ -83,7 +83,11 @@ async def open_calls(endpoint: str, timeout: float, patience_s: float) -> Calls:
     try:
         await link.open(timeout)
     except ConnectionLost as error:
-        hint = ", or does not let this key in (broker.keys)" if endpoint.startswith("tcp://") else ""
+        hint = (
+            "; one with broker.keys answers only to ?keys=FILE.client of that run"
+            if endpoint.startswith("tcp://")
+            else ""
+        )
         raise ConnectionLost(f"no cluster at {endpoint!r}: {error}{hint}") from error
     link.keep(patience_s)
     return calls

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zagent.errors import ConfigError
+
 _KEYS = "?keys="
 
 
@@ -25,8 +27,10 @@ class Endpoint(NamedTuple):
 
 def parse(text: str) -> Endpoint:
     """The parts of an endpoint. All behind the first `?keys=` is the path, whatever characters it has; that of an ipc
-    endpoint is a path anyway."""
+    endpoint is a path anyway. Raises `ConfigError`."""
     if not text.startswith("tcp://"):
         return Endpoint(text)
     address, _, keys = text.partition(_KEYS)
+    if "?" in address:
+        raise ConfigError(f"{text!r}: after the port only ?keys=FILE may follow")
     return Endpoint(address, keys)

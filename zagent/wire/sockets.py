@@ -160,6 +160,7 @@ class DealerChannel:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: Monitor | None = None
         self._connections = 0
+        self._anew = False  #: a connection was made that nobody has been told of
         self._backlog: deque[list[Buffer]] = deque()
         self._drain_due = False
 
@@ -194,19 +195,21 @@ class DealerChannel:
         self._hear()  # the descriptor tells of changes only, and only to who has looked once
 
     def _hear(self) -> None:
-        """A connection was made. What came over the one before is delivered first."""
-        if self._made_anew():
+        """A connection was made. What came over the one before is delivered first; a welcome in it asks by `notice`."""
+        self._count()
+        if self._anew:
             self._drain()
-            if self._socket is not None:
-                self._reconnected()
+            self.notice()
 
-    def _made_anew(self) -> bool:
+    def _count(self) -> None:
         made = 0 if self._monitor is None else self._monitor.take()[_MADE]
         self._connections += made
-        return made > 0 and self._connections > 1
+        self._anew = self._anew or (made > 0 and self._connections > 1)
 
     def notice(self) -> None:
-        if self._made_anew():
+        self._count()
+        if self._anew and self._socket is not None:
+            self._anew = False
             self._reconnected()
 
     def send(self, frames: Frames) -> None:
