@@ -1,8 +1,9 @@
 # One command per chore; each sets up .venv first if it is not there. Needs only Python 3.11+ and PyPI.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes; all tests that start real engines (5 GB each) run in one of them.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest
+# A file's tests share fixtures, so they share a process.
+PARALLEL := -n 2 --dist loadfile
 
 .PHONY: demo test check chaos soak format clean
 
@@ -12,14 +13,15 @@ demo: .venv/ready
 
 # Everything: `check`, then real processes, real sockets and real SGLang, and a short form of `chaos`.
 test: check
-	$(PYTEST) tests/end_to_end tests/chaos
+	$(PYTEST) $(PARALLEL) -m 'not sglang' tests/end_to_end tests/chaos
+	$(PYTEST) -m sglang tests/end_to_end
 
 # Format, lint, types, unit tests; under two minutes.
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) tests --ignore=tests/end_to_end --ignore=tests/chaos
+	$(PYTEST) $(PARALLEL) tests --ignore=tests/end_to_end --ignore=tests/chaos
 
 # Processes killed, stopped and slowed under load, by ten seeds, then four times as often; 200 000 hostile messages, and
 # what a thousand a second cost: about 25 minutes.

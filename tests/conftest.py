@@ -52,12 +52,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test without a docstring. A file's tests run in one process, and so do all that start real engines."""
-    for item in items:
-        group = "sglang" if item.get_closest_marker("sglang") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Refuse a test without a docstring."""
     silent = [item.nodeid for item in items if not (getattr(item, "obj", None) and item.obj.__doc__)]
     if silent:
         raise pytest.UsageError(f"tests without a docstring that says what is expected: {silent}")

@@ -85,7 +85,7 @@ def faults(wild: Run, quiet: Run, plan: Plan, least_kills: int) -> list[str]:
         *wild.broken,
         *checks.outcome_faults(wild.outcomes, plan.rows),
         *checks.token_faults(wild.outcomes, quiet.outcomes),
-        *checks.ledger_faults(wild.ledger, wild.outcomes, wild.stops),
+        *checks.ledger_faults(wild.ledger, wild.outcomes, wild.stops, wild.ended),
         *checks.digest_faults(wild.ledger, quiet.ledger),
         *checks.kill_faults(wild.losses.counted(), plan.kinds, least_kills),
     ]

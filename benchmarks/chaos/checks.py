@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +22,9 @@ COLUMNS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 STOP_MEMORY_S = 15.0
 #: Violations of one kind that are listed; the rest are counted.
 SHOWN = 5
+
+#: No process was told to end.
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 #: (uid, sample): one row.
 Name = tuple[str, int]
@@ -66,9 +71,15 @@ def _same(one: Any, other: Any) -> bool:
     return np.array_equal(np.asarray(one), np.asarray(other))
 
 
-def ledger_faults(lines: Iterable[Line], outcomes: Iterable[zagent.Outcome], stops: Sequence[Stop] = ()) -> list[str]:
+def ledger_faults(
+    lines: Iterable[Line],
+    outcomes: Iterable[zagent.Outcome],
+    stops: Sequence[Stop] = (),
+    ended: Mapping[int, float] = NOTHING,
+) -> list[str]:
     """The tool was called as the outcomes say: in each turn at least once, by one attempt at a time, whose last is the
-    outcome's, and always with the same tokens."""
+    outcome's, and always with the same tokens. Nothing ran again but what a process had that was ``ended`` (pid ->
+    when) or stopped."""
     by_row: dict[Name, list[Line]] = defaultdict(list)
     for line in lines:
         by_row[line.uid, line.sample].append(line)
@@ -77,7 +88,7 @@ def ledger_faults(lines: Iterable[Line], outcomes: Iterable[zagent.Outcome], sto
         f"{_named(name)}: the tool was called, and there is no such row" for name in by_row.keys() - attempts.keys()
     ]
     for name, attempt in attempts.items():
-        wrong += [f"{_named(name)}: {fault}" for fault in _row_faults(_runs(by_row[name]), attempt, stops)]
+        wrong += [f"{_named(name)}: {fault}" for fault in _row_faults(_runs(by_row[name]), attempt, stops, ended)]
     return shortened(wrong)
 
 
@@ -85,7 +96,7 @@ def ledger_faults(lines: Iterable[Line], outcomes: Iterable[zagent.Outcome], sto
 Runs: TypeAlias = "Mapping[tuple[int, int], Sequence[Line]]"
 
 
-def _row_faults(runs: Runs, attempt: int, stops: Sequence[Stop]) -> list[str]:
+def _row_faults(runs: Runs, attempt: int, stops: Sequence[Stop], ended: Mapping[int, float]) -> list[str]:
     lines = [line for run in runs.values() for line in run]
     turns = list(range(TURNS - 1))
     wrong = []
@@ -98,7 +109,7 @@ def _row_faults(runs: Runs, attempt: int, stops: Sequence[Stop]) -> list[str]:
             wrong.append(f"attempt {number} in process {pid} called the tool in turns {[line.turn for line in run]}")
     digests = {turn: {line.digest for line in lines if line.turn == turn} for turn in turns}
     wrong += [f"different tokens before the tool call of turn {turn}" for turn in turns if len(digests[turn]) > 1]
-    return wrong + _order_faults(runs, stops)
+    return wrong + _order_faults(runs, stops, ended)
 
 
 def _runs(lines: Iterable[Line]) -> Runs:
@@ -108,17 +119,20 @@ def _runs(lines: Iterable[Line]) -> Runs:
     return runs
 
 
-def _order_faults(runs: Runs, stops: Sequence[Stop]) -> list[str]:
-    """Runs beside or behind a later one. A worker that is stopped when a new broker calls its roll is done without:
-    what it runs by then runs twice, until it hears of it."""
+def _order_faults(runs: Runs, stops: Sequence[Stop], ended: Mapping[int, float]) -> list[str]:
+    """Runs beside or behind a later one, or followed by another without a reason. A worker that is stopped when a new
+    broker calls its roll is done without: what it runs by then runs twice, until it hears of it."""
     wrong = []
     for one, other in pairwise(runs.values()):
-        if _was_stopped(one[-1], stops) or _was_stopped(other[-1], stops):
+        until = max(one[-1].at, other[0].at)
+        if any(_stopped(run[0], until, stops) for run in (one, other)):
             continue
         if one[-1].at > other[0].at:
             wrong.append(f"{_run_name(one[-1])} went on after {_run_name(other[0])} had begun")
         if one[0].attempt > other[0].attempt:
             wrong.append(f"{_run_name(other[0])} began after {_run_name(one[0])}")
+        elif ended.get(one[0].pid, math.inf) > other[0].at:
+            wrong.append(f"{_run_name(one[0])} was followed by {_run_name(other[0])}, and nothing had been done to it")
     return wrong
 
 
@@ -126,8 +140,9 @@ def _run_name(line: Line) -> str:
     return f"attempt {line.attempt} in process {line.pid}"
 
 
-def _was_stopped(line: Line, stops: Iterable[Stop]) -> bool:
-    return any(stop.pid == line.pid and line.at - STOP_MEMORY_S < stop.until and stop.at < line.at for stop in stops)
+def _stopped(first: Line, until: float, stops: Iterable[Stop]) -> bool:
+    """Whether the process of a run was stopped shortly before its ``first`` line, or since, before ``until``."""
+    return any(stop.pid == first.pid and first.at - STOP_MEMORY_S < stop.until and stop.at < until for stop in stops)
 
 
 def ledger_digests(lines: Iterable[Line]) -> dict[tuple[str, int, int], str]:

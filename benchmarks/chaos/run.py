@@ -70,6 +70,8 @@ class Run:
     ledger: list[Line] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)
     stops: list[Stop] = field(default_factory=list)
+    #: Who was told to end, and when (pid -> monotonic s).
+    ended: dict[int, float] = field(default_factory=dict)
     #: Outcomes at which the wrecking ended, since none came any more under it.
     stalled_at: int | None = None
     events: list[str] = field(default_factory=list)
@@ -131,7 +133,7 @@ def config_of(plan: Plan, directory: Path, seed: int | None) -> zagent.Config:
 def _wreck(plan: Plan, seed: int, manager: zagent.AgentLoopManager, collector: Collector, done: Run) -> None:
     with Watch(manager, done.losses, done.broken.append) as watch:
         wrecker = Wrecker(script_of(plan, seed), watch, done.losses, plan.every_s)
-        done.events, done.stops = wrecker.events, wrecker.stops
+        done.events, done.stops, done.ended = wrecker.events, wrecker.stops, wrecker.ended
         wrecker.run(lambda: collector.over.is_set() or collector.silent_s > STALL_S)
         done.stalled_at = len(collector.outcomes) if collector.silent_s > STALL_S else None
         wrecker.note(f"{len(collector.outcomes)} outcomes")

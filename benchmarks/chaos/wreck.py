@@ -26,7 +26,8 @@ class Wrecker:
         self.events: list[str] = []
         self._started = time.monotonic()
         self._stopped: list[tuple[float, int, Stop]] = []  # (until when, pidfd, who)
-        self._killed: set[int] = set()  # a status may be older than the death of who is in it
+        #: Who was told to end (pid -> when). A status may be older than the death of who is in it.
+        self.ended: dict[int, float] = {}
 
     def note(self, text: str) -> None:
         """Something happened now."""
@@ -74,8 +75,8 @@ class Wrecker:
     def _candidates(self, room: Room) -> list[str]:
         """Whoever lives, busy or not: else the last rows of a run would be hit by each and every kill."""
         if room == "broker":
-            return [] if self._watch.broker in self._killed else ["broker"]
-        return [name for name, one in self._watch.latest.members(room).items() if one["pid"] not in self._killed]
+            return [] if self._watch.broker in self.ended else ["broker"]
+        return [name for name, one in self._watch.latest.members(room).items() if one["pid"] not in self.ended]
 
     def _strike(self, action: Action, name: str) -> None:
         latest = self._watch.latest
@@ -89,28 +90,29 @@ class Wrecker:
         except ProcessLookupError:
             self.note(f"{name} (pid {pid}) is gone already")
             return
+        what = f"{name} (pid {pid}, epoch {epoch}), {in_flight} in flight"
         if action.do == "stop":
-            self._stop(action, name, pid, handle)
-            return
-        if action.do == "term":
-            _send(handle, signal.SIGTERM)
-            os.close(handle)
-            self.note(f"terminate {name} (pid {pid}, epoch {epoch}), {in_flight} in flight")
-            return
-        counts = in_flight > 0 and latest.fresh
-        self._killed.add(pid)
-        with self._watch.lock:  # what is seen from now on is seen after it
-            self.losses.add(Loss(action.room, name, pid, epoch, time.monotonic(), in_flight, counts))
-            _send(handle, signal.SIGKILL)
-        os.close(handle)
-        self.note(f"kill {name} (pid {pid}, epoch {epoch}), {in_flight} in flight{'' if counts else ' (not counted)'}")
+            self._stop(Stop(name, pid, time.monotonic()), handle, action.for_s)
+        elif action.do == "term":
+            self._end(pid, handle, signal.SIGTERM)
+            self.note(f"terminate {what}")
+        else:
+            counts = in_flight > 0 and latest.fresh
+            with self._watch.lock:  # what is seen from now on is seen after it
+                self.losses.add(Loss(action.room, name, pid, epoch, time.monotonic(), in_flight, counts))
+                self._end(pid, handle, signal.SIGKILL)
+            self.note(f"kill {what}{'' if counts else ' (not counted)'}")
 
-    def _stop(self, action: Action, name: str, pid: int, handle: int) -> None:
-        stop = Stop(name, pid, time.monotonic())
+    def _end(self, pid: int, handle: int, number: signal.Signals) -> None:
+        self.ended[pid] = time.monotonic()
+        _send(handle, number)
+        os.close(handle)
+
+    def _stop(self, stop: Stop, handle: int, for_s: float) -> None:
         self.stops.append(stop)
         _send(handle, signal.SIGSTOP)
-        heappush(self._stopped, (stop.at + action.for_s, handle, stop))
-        self.note(f"stop {name} (pid {pid}) for {action.for_s:.1f} s")
+        heappush(self._stopped, (stop.at + for_s, handle, stop))
+        self.note(f"stop {stop.name} (pid {stop.pid}) for {for_s:.1f} s")
 
 
 def _send(handle: int, number: signal.Signals) -> None:

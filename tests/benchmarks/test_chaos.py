@@ -270,7 +270,15 @@ def test_an_attempt_that_was_lost_and_ran_again_is_no_fault() -> None:
     """It may have called the tool or not, and a process may have had the same attempt before it was lost."""
     again = [outcome(0, attempt=3)]
     lost = [*lines(0, 1, (0,), pid=50), *lines(0, 3, (0,), pid=51, at=10), *lines(0, 3, pid=52, at=20)]
-    assert checks.ledger_faults(lost, again) == []
+    assert checks.ledger_faults(lost, again, (), {50: 9.0, 51: 19.0}) == []
+
+
+def test_what_ran_again_without_a_reason_is_noticed() -> None:
+    """Its process was alive when the next run began, and had not been stopped."""
+    ledger = [*lines(0, 1, (0,), pid=50), *lines(0, 2, pid=50, at=10)]
+    (fault,) = checks.ledger_faults(ledger, [outcome(0, attempt=2)], (), {50: 11.0, 51: 1.0})
+    assert "attempt 1 in process 50 was followed by attempt 2 in process 50, and nothing had been done" in fault
+    assert checks.ledger_faults(ledger, [outcome(0, attempt=2)], [Stop("worker-0", 50, 5.0, 8.0)]) == []
 
 
 @pytest.mark.parametrize(
@@ -310,6 +318,13 @@ def test_only_a_process_that_was_stopped_may_run_beside_another() -> None:
     assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 3, 0.1, 0.9)])
     assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 1, 1.1, 1.9)])
     assert checks.ledger_faults(ledger, outcomes, [Stop("worker-0", 1, -90.0, -80.0)])
+
+
+def test_a_stop_after_the_last_tool_call_is_a_reason_to_run_again() -> None:
+    """The row was not over; but a stop that came only later is none."""
+    ledger = [*lines(0, 1, pid=1), *lines(0, 1, pid=2, at=9.0)]
+    assert checks.ledger_faults(ledger, [outcome(0)], [Stop("worker-0", 1, 2.0, 8.0)]) == []
+    assert checks.ledger_faults(ledger, [outcome(0)], [Stop("worker-0", 1, 9.5, 9.9)])
 
 
 def test_a_tool_call_on_other_tokens_than_in_the_quiet_run_is_noticed() -> None:
