@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -546,10 +547,11 @@ class Broker(RuleBasedStateMachine):
 
 
 Broker.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 Broker.TestCase.__doc__ = (
     "Counts are the model's, waiting calls are served where there is room, all is zero in the end."
 )
 TestBroker = Broker.TestCase
 TestBroker.runTest.__doc__ = Broker.TestCase.__doc__
+pytestmark = pytest.mark.timeout(300)
