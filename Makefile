@@ -31,7 +31,7 @@ chaos: .venv/ready
 	ZAGENT_FUZZ=200000 $(BIN)/python -m pytest tests/chaos/test_fuzz.py
 	$(BIN)/python -m benchmarks.hostile
 
-# 300 000 calls, and what has grown since the first tenth of them: about 6 minutes.
+# 300 000 calls, and what has grown since the first tenth of them: about 2 minutes.
 soak: .venv/ready
 	$(BIN)/python -m benchmarks.soak
 
