@@ -36,6 +36,7 @@ from benchmarks.chaos.run import (
 from benchmarks.chaos.script import KINDS, ROOMS, Action, actions, chosen, slow_spells
 from benchmarks.chaos.watch import Snapshot
 from benchmarks.chaos.wreck import Wrecker
+from support.processes import eventually
 
 # ---- the script -----------------------------------------------------------------------------------------------------
 
@@ -402,8 +403,7 @@ def test_whatever_is_left_is_named(tmp_path: Path) -> None:
     assert left_behind("chaos-left", run_dir_of(f"ipc://{tmp_path}/gone/b")) == []
     assert left_behind("chaos-left", run_dir_of("tcp://127.0.0.1:1")) == []
     with subprocess.Popen(["sleep", "600"], env={"ZAGENT_RUN_ID": "chaos-left", "PATH": "/usr/bin:/bin"}) as process:
-        while not (found := left_behind("chaos-left", None)):
-            time.sleep(0.001)
+        found = eventually(lambda: left_behind("chaos-left", None))
         process.kill()
     assert found == [f"process {process.pid} () is left"]
 
@@ -550,8 +550,7 @@ def test_processes_are_found_by_what_is_in_their_environment() -> None:
     env = {"ZAGENT_RUN_ID": "chaos-test", "ZAGENT_CHILD": "broker", "PATH": "/usr/bin:/bin"}
     with subprocess.Popen(["sleep", "600"], env=env) as process:
         try:
-            while not procfs.of_run("chaos-test"):  # between fork and exec it has our environment
-                time.sleep(0.001)
+            eventually(lambda: procfs.of_run("chaos-test"))  # between fork and exec it has our environment
             assert procfs.of_run("chaos-test") == {process.pid: "broker"}
             parent = procfs.parent_of(process.pid)
             assert parent is not None

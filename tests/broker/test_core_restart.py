@@ -301,6 +301,23 @@ def test_a_member_that_this_broker_had_forgotten_stops_what_it_has() -> None:
     assert d.in_flight() == {"m0": 1}
 
 
+def test_a_call_that_was_stopped_before_its_caller_came_can_be_given_up() -> None:
+    """The caller that comes for it too late hears how it ended, unless it wants to hear no more."""
+    d = driver()
+    caller, m0 = d.caller(), d.join("m0")
+    d.call(caller, b"0")
+    d.restart(("engine", "m0", 1))
+    d.tick(CLAIM_S + 1)
+    d.launcher()
+    m0 = d.join("m0", held=[(b"0", "", True)])
+    assert d.core.dispatch.leases[d.key(b"0")].cancelled
+    caller = d.caller()
+    d.call(caller, b"0", incarnation=0)
+    d.cancel(caller, b"0")
+    assert d.fail(m0, b"0") == []
+    assert d.quiet()
+
+
 def test_a_call_that_waits_for_a_forgotten_member_is_found_there() -> None:
     """Its caller came back while the member was away, so that it was not told anything."""
     d, caller, _ = restarted("m0", calls=1)

@@ -22,6 +22,7 @@ from zagent.wire.messages import (
     Goodbye,
     Hello,
     HelloWanted,
+    Progress,
     Pulse,
     Reply,
     Welcome,
@@ -222,6 +223,25 @@ def test_what_was_held_back_keeps_its_lane() -> None:
         peer.welcome(known=True)
         await asyncio.sleep(1)
         assert lanes == [b"c", b"d"]
+
+    run(main())
+
+
+def test_progress_is_not_held_back() -> None:
+    """It would pile up while no broker is there; a missing piece is noticed, and costs no more than its work."""
+
+    async def main() -> None:
+        peer = await Peer().open()
+        peer.send(HelloWanted())
+        await asyncio.sleep(1)
+        peer.take()
+        for _ in range(1000):
+            peer.link.send(Progress(b"1", 1))
+        assert peer.link._held_back == []
+        peer.welcome(known=True)
+        peer.link.send(Reply(b"1", 1))
+        await asyncio.sleep(1)
+        assert [message for message, _ in peer.said] == [Reply(b"1", 1)]
 
     run(main())
 

@@ -50,9 +50,10 @@ class Leases(dict[CallKey, Lease]):
 
     def cancel(self, lease: Lease) -> None:
         """Nobody wants its answer any more: tell the member to stop. The lease stays until it has."""
+        lease.to = b""  # of one that was cancelled before a caller came for it, too
         if lease.cancelled:
             return
-        lease.cancelled, lease.to = True, b""
+        lease.cancelled = True
         if lease.member.state is not State.DEAD:
             self.stop(lease.key, lease.member)
 

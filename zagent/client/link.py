@@ -19,7 +19,7 @@ from zagent import __version__
 from zagent.errors import ConnectionLost, DecodeError, VersionMismatch, from_wire
 from zagent.wire.channel import Channel, Frames
 from zagent.wire.codec import Buffer, decode_body, decode_header, encode_body, encode_header
-from zagent.wire.messages import Call, Failure, Goodbye, Hello, HelloWanted, Message, Pulse, Welcome
+from zagent.wire.messages import Call, Failure, Goodbye, Hello, HelloWanted, Message, Progress, Pulse, Welcome
 
 #: First byte of a lane's identity; the rest is the link's id, so the broker knows which lanes belong together.
 DATA, CONTROL = b"d", b"c"
@@ -242,6 +242,8 @@ class Link:
             raise ConnectionLost(f"the link to the broker is closed: {self.closed}")
         lane = self._control if control else self._data
         frames = [encode_header(message), *body]
+        if self.greeting and type(message) is Progress:
+            return  # it tells what is worth nothing to who must ask again, and would pile up while no broker is there
         if self.greeting:
             self._held_back.append((lane, type(message) is Call, frames))
         else:
