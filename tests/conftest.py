@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -39,6 +40,9 @@ MEMORY_BEFORE = pytest.StashKey[set[str]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    # Shells let what they start in the background ignore it, and children inherit that: nothing would hear Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     session.stash[MEMORY_BEFORE] = _shared_memory()
 
 
