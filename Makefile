@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 # A file's tests share fixtures, so they share a process.
 PARALLEL := -n 2 --dist loadfile
 
-.PHONY: demo test check chaos soak format clean
+.PHONY: demo test check bench chaos soak format clean
 
 # Real SGLang on whatever this machine has: a tiny model answers with a calculator, and everything is checked.
 demo: .venv/ready
@@ -22,6 +22,10 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) $(PARALLEL) tests --ignore=tests/end_to_end --ignore=tests/chaos
+
+# What zagent costs beside bare sockets, HTTP, sglang-router and Ray: tables, CSV, JSON and plots in outputs/bench.
+bench: .venv/ready
+	$(BIN)/python -m benchmarks.run
 
 # Processes killed, stopped and slowed under load, by ten seeds, then four times as often; 200 000 hostile messages, and
 # what a thousand a second cost: about 25 minutes.
@@ -44,7 +48,7 @@ format: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zagent needs Python 3.11 or newer, got " + sys.version)'
 	$(PYTHON) -m venv .venv
 	@echo "installing into .venv (SGLang and PyTorch: some minutes)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[sglang,models,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[sglang,models,dev,bench]'
 	@touch $@
 
 clean:

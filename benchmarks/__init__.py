@@ -1,1 +1,1 @@
-"""Measurements, each a module to run: `python -m benchmarks.relay`."""
+"""Measurements, each a module to run: `python -m benchmarks.soak`."""

@@ -22,6 +22,7 @@ PLAUSIBLE: dict[str, list[Any]] = {
     # Not the broker's `drain` and `remove`: whoever is let in may take members out of the cluster.
     "method": ["generate", "chat", "stats", "parse_tool_calls", "status", "about", "__init__", "nothing", ""],
     "session": ["", "s1", "s2", "session-1-1", "s" * 5000],
+    "group": ["", "", "g1", "g" * 5000],
     "remaining_ms": [0, 1, 50, 1000, -5, -(2**63)],
     "member": [""] * 6 + ["engine-0", "nobody"],
     "incarnation": [0, 1, 2, -1, 2**63],

@@ -21,8 +21,10 @@ from typing import Any
 from benchmarks.attacker import Attack, Attacked
 from benchmarks.machine import machine
 from benchmarks.processes import Failed, Processes
-from benchmarks.relay import Measured, broker_settings, engine_settings, measured
-from benchmarks.traffic import Case, Round
+from benchmarks.relay.cluster import Cluster, Measured, Shape
+from benchmarks.relay.marked import Mark
+from benchmarks.relay.peers import zagent
+from benchmarks.relay.traffic import Case, Load
 from zagent.client.calls import Calls
 from zagent.client.link import Link
 from zagent.wire.messages import BROKER
@@ -41,22 +43,12 @@ class Siege:
     same from the first to the last."""
 
     def __init__(self, processes: Processes, directory: str, callers: int = CALLERS) -> None:
-        room = "benchmarks.processes:room"
-        broker = {"entry": "zagent.broker.server:main", "settings": broker_settings(f"ipc://{directory}/broker")}
-        (info,) = processes.start_ready([("broker", room, broker)])
-        self.endpoint: str = info["endpoint"]
-        engines = [engine_settings(self.endpoint, index, directory) for index in range(ENGINES)]
-        processes.start_ready(
-            [
-                (f"engine-{index}", room, {"entry": "zagent.engine.server:main", "settings": settings})
-                for index, settings in enumerate(engines)
-            ]
-        )
-        ends = {"endpoint": self.endpoint}
-        self._servers = list(processes.started)
-        self._callers = [processes.start(f"caller-{i}", "benchmarks.caller:main", ends) for i in range(callers)]
-        self._attacker = processes.start("attacker", "benchmarks.attacker:main", ends)
-        self._seed = 0
+        mark = Mark()
+        with mark.on():
+            self.endpoint = zagent.start_servers(processes, Shape(directory, ENGINES))
+            self._cluster = Cluster(zagent.callers(processes, callers, self.endpoint), mark)
+        self._load = Load(CASE, callers, IN_FLIGHT, ENGINES)
+        self._attacker = processes.start("attacker", "benchmarks.attacker:main", {"endpoint": self.endpoint})
 
     def begin(self, attack: Attack) -> None:
         """From now on the attacker sends."""
@@ -78,19 +70,7 @@ class Siege:
 
     def round(self, calls: int = CALLS) -> Measured:
         """``calls`` of each caller. Raises `Failed` where a token of a reply is wrong."""
-        for caller in self._callers:
-            self._seed += 1
-            caller.send(Round("zagent", CASE, calls, IN_FLIGHT, self._seed))
-        for caller in self._callers:
-            caller.receive()
-        before = self._served_s()
-        for caller in self._callers:
-            caller.send("go")
-        results = [caller.receive() for caller in self._callers]
-        return measured(results, self._served_s() - before)
-
-    def _served_s(self) -> float:
-        return sum(process.cpu_s() for process in self._servers)
+        return self._cluster.round(self._load, calls)
 
     def status(self) -> dict[str, Any]:
         """The broker's own. Raises `ConnectionLost` if it does not answer."""

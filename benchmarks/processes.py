@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from launcher.bootstrap import die_with
+from launcher.quick import COLLECTED, quick_imports
 
 #: Longest any process may take to start, or to run one round and check it, in seconds.
 PATIENCE_S = 120.0
@@ -117,4 +119,7 @@ def _enter(entry: str, settings: dict[str, Any], line: Connection, parent: int) 
 def room(settings: dict[str, Any], line: Connection) -> None:
     """Entry point: a process room of zagent, ``settings["entry"]``, with ``settings["settings"]``."""
     module, _, function = settings["entry"].partition(":")
-    getattr(importlib.import_module(module), function)(settings["settings"], line.send)
+    gc.set_threshold(*COLLECTED)
+    with quick_imports():
+        main = getattr(importlib.import_module(module), function)
+    main(settings["settings"], line.send)

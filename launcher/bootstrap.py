@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from launcher.heartbeat import Heartbeat
+from launcher.quick import COLLECTED, quick_imports
 from zagent.errors import ZagentError, to_wire
 
 #: A room that has returned gets this long to leave: children or threads it forgot would be joined for ever. Below
@@ -146,5 +148,7 @@ def _run(entry: str, settings: Mapping[str, Any], reporter: Reporter) -> int | s
 def _find(entry: str) -> Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], None]], None]:
     module, _, function = entry.partition(":")
     found: Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], None]], None]
-    found = getattr(importlib.import_module(module), function)
+    gc.set_threshold(*COLLECTED)
+    with quick_imports():
+        found = getattr(importlib.import_module(module), function)
     return found

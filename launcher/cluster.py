@@ -32,14 +32,18 @@ class Cluster:
         self._loop = asyncio.get_running_loop()
         self._children = Children(context, self._on_death, self._on_exit)
         self._lives: Lives | None = None  #: once it serves
+        self._started = False  #: all have become ready
         self._orphaned = False
         #: Done once the cluster shall end; an exception is why it had to.
         self._ending: asyncio.Future[None] = self._loop.create_future()
         self._ending.add_done_callback(lambda ending: ending.cancelled() or ending.exception())
         self._at_once = asyncio.Event()
 
-    async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Start, call ``on_ready`` with the endpoint, serve until told to stop, and end everything.
+    async def run(
+        self, on_ready: Callable[[str], None], on_serving: Callable[[str], None] = lambda _endpoint: None
+    ) -> None:
+        """Start, call ``on_ready`` with the endpoint, serve until told to stop, and end everything. ``on_serving`` is
+        called before, when workers are still missing.
 
         Raises:
             ConfigError, UnknownAgent: a child cannot use its part of the configuration.
@@ -47,12 +51,17 @@ class Cluster:
             ConnectionLost: the broker died too often.
             PoolLost: the engines or the workers died too often.
         """
+
+        def serving(endpoint: str) -> None:
+            on_serving(endpoint)  # first: the line to the broker takes its time
+            self._serve(endpoint)
+
         self._watch()
         try:
             limit = self._context.limits.start_timeout_s
-            endpoint = await self._unless_ended(start(self._plan, self._children.spawn, limit))
+            endpoint = await self._unless_ended(start(self._plan, self._children.spawn, limit, serving))
             if endpoint is not None:
-                self._serve(endpoint)
+                self._started = True
                 on_ready(endpoint)
                 await self._ending
         finally:
@@ -118,7 +127,7 @@ class Cluster:
     def _on_death(self, child: Child) -> None:
         if self._ending.done():
             return
-        if self._lives is not None:
+        if self._lives is not None and self._belongs(child):
             self._lives.on_death(child)
         elif child.spec.room == "broker" and child.became_ready:
             # Start-up itself sees whoever is not ready yet; without the broker nobody else will be.
@@ -126,8 +135,12 @@ class Cluster:
             self._fail(StartupError(died + logs.quoted(child.log)))
 
     def _on_exit(self, child: Child) -> None:
-        if self._lives is not None and not self._ending.done():
+        if self._lives is not None and self._belongs(child) and not self._ending.done():
             self._lives.on_exit(child)
+
+    def _belongs(self, child: Child) -> bool:
+        """Whether it has served, or all have, or it is no first life: start-up itself sees who else is not ready."""
+        return self._started or child.became_ready or child.spec.life > 1
 
     async def _close(self) -> None:
         lives, self._lives = self._lives, None

@@ -32,6 +32,7 @@ class Lives:
         self._loop = asyncio.get_running_loop()
         self._link = context.link(endpoint, context.secret)
         self._restarts = Restarts(self._start)
+        self._mourned: set[Child] = set()  #: dead, told to the broker, not all gone
         self._watch = Watch(children.serving, context.limits.hung_after_s, self._tell_health, self._tell_stuck)
 
     async def close(self) -> None:
@@ -43,7 +44,10 @@ class Lives:
     # ---- what the broker is told ------------------------------------------------------------------------------------
 
     def on_death(self, child: Child) -> None:
-        """Its members are gone."""
+        """Its members are gone. Said twice, it changes nothing."""
+        if child in self._mourned:
+            return
+        self._mourned.add(child)
         logger.error("%s is gone: %s", child.spec.name, child.end)
         self._tell_exited(child, child.end, crashed=child.crashed)
 
@@ -62,8 +66,11 @@ class Lives:
     # ---- what comes next --------------------------------------------------------------------------------------------
 
     def on_exit(self, child: Child) -> None:
-        """Nothing of it is left."""
+        """Nothing of it is left. Said twice, it changes nothing."""
+        if child not in self._children:
+            return
         self._children.forget(child)
+        self._mourned.discard(child)
         who = f"{child.spec.name} (pid {child.pid})"
         self._over(child.spec, End(self._loop.time(), child.became_ready, child.crashed), who, child.end)
 

@@ -65,7 +65,12 @@ def plan(config: Config, facts: Facts, take_ports: Callable[[], EnginePorts], ro
             pool = _service_engines(config, facts, name, rooms["engine"], threads)
             services += engine_specs(pool, slots.services[name], facts.run, take_ports)
     workers = _workers(config, facts, rooms["worker"])
-    return Plan(_broker(config, facts, rooms["broker"]), engines, workers, tuple(services))
+    endpoint = "" if config.broker.endpoint else _own_endpoint(facts.run)
+    return Plan(_broker(config, facts, rooms["broker"]), engines, workers, tuple(services), endpoint)
+
+
+def _own_endpoint(run: Run) -> str:
+    return f"ipc://{run.run_dir}/b"
 
 
 def context_length(config: Config, model: Model) -> int | None:
@@ -99,13 +104,14 @@ def _context_source(config: Config) -> str:
 def _broker(config: Config, facts: Facts, entry: str) -> ChildSpec:
     run = facts.run
     settings = {
-        "endpoint": config.broker.endpoint or f"ipc://{run.run_dir}/b",
+        "endpoint": config.broker.endpoint or _own_endpoint(run),
         "keys": config.broker.keys,
         "secret": run.secret,
         "pools": [POLICY_POOL, "worker", *config.services],
         "max_pending": config.broker.max_pending,
         "sticky_cache_size": config.routing.sticky_cache_size,
         "record": config.routing.record,
+        "routing": config.routing.thresholds,
         "incarnation": 1,
         "expected": [],
         "info": {

@@ -45,12 +45,14 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Options:
     """``trainer`` is the pidfd of the process to end with. ``on_log_dir`` is called once the log directory is there,
-    ``on_ready`` once the cluster serves. ``rooms`` are entry points by room, ``link`` makes the line to the broker."""
+    ``on_serving`` once its engines and services can be called, ``on_ready`` once all are there. ``rooms`` are entry
+    points by room, ``link`` makes the line to the broker."""
 
     run_id: str
     on_ready: Callable[[Ready], None]
     link: LinkFactory
     on_log_dir: Callable[[Path], None] = lambda _path: None
+    on_serving: Callable[[Ready], None] = lambda _ready: None
     trainer: int | None = None
     rooms: Mapping[str, str] | None = None
 
@@ -89,15 +91,17 @@ def run(config: Config, options: Options) -> None:
             ports=ports,
             directory=directory,
         )
-        asyncio.run(_serve(planned, context, lambda endpoint: options.on_ready(_ready(endpoint, context, directory))))
+        asyncio.run(_serve(planned, context, options))
 
 
-async def _serve(planned: Plan, context: Context, on_ready: Callable[[str], None]) -> None:
-    await Cluster(planned, context).run(on_ready)
+async def _serve(planned: Plan, context: Context, options: Options) -> None:
+    def facts(endpoint: str) -> Ready:
+        assert context.directory is not None
+        return Ready(endpoint, context.run_id, str(context.directory.path), str(context.log_dir))
 
-
-def _ready(endpoint: str, context: Context, directory: RunDir) -> Ready:
-    return Ready(endpoint, context.run_id, str(directory.path), str(context.log_dir))
+    await Cluster(planned, context).run(
+        lambda endpoint: options.on_ready(facts(endpoint)), lambda endpoint: options.on_serving(facts(endpoint))
+    )
 
 
 def _resolve(model: ModelConfig, kind: str) -> Model:
@@ -114,6 +118,8 @@ def _resolve(model: ModelConfig, kind: str) -> Model:
 
 
 def _with_keys(config: Config) -> Config:
+    if config.broker.keys is None:
+        return config
     from launcher import keys  # brings zmq in
 
     return keys.prepared(config)

@@ -52,12 +52,14 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All processes of a run."""
+    """All processes of a run. ``endpoint`` is the broker's where it is known before the broker serves: in the run's own
+    directory, where nobody else can be; else ""."""
 
     broker: ChildSpec
     engines: tuple[ChildSpec, ...]
     workers: tuple[ChildSpec, ...]
     services: tuple[ChildSpec, ...] = ()
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

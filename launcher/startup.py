@@ -1,10 +1,10 @@
-"""Start-up: the broker first, then engines, services and workers side by side, ready or the whole start fails."""
+"""Start-up: the broker first, beside it engines and services, then workers; all ready, or the whole start fails."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,39 +17,59 @@ logger = logging.getLogger(__name__)
 Spawn = Callable[[ChildSpec], Child]
 
 
-async def start(plan: Plan, spawn: Spawn, timeout_s: float) -> str:
-    """Start all of ``plan``; the broker's endpoint.
+async def start(
+    plan: Plan, spawn: Spawn, timeout_s: float, on_serving: Callable[[str], None] = lambda _endpoint: None
+) -> str:
+    """Start all of ``plan``; the broker's endpoint. ``on_serving`` is called with it as soon as engines and services
+    can be called, for which nobody needs a worker.
 
     Raises:
         ConfigError, UnknownAgent: a child cannot use its part of the configuration.
         StartupError: a child that failed, died or was not ready in ``timeout_s``; tokenizers that do not agree. What
             was spawned by then still runs.
     """
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    ready = _Deadline(timeout_s).ready
     broker = spawn(plan.broker)
-    await _ready([broker], deadline, timeout_s)
-    endpoint = str(broker.ready.result()["endpoint"])
+    if not plan.endpoint:
+        await ready([broker])
+    endpoint = plan.endpoint or str(broker.ready.result()["endpoint"])
+
+    def join(specs: Iterable[ChildSpec]) -> list[Child]:
+        return [spawn(replace(spec, settings={**spec.settings, "endpoint": endpoint})) for spec in specs]
+
     # A service that a loop calls before it is there has its calls wait in the broker.
-    members = [spawn(_joining(spec, endpoint)) for spec in (*plan.engines, *plan.services, *plan.workers)]
-    await _ready(members, deadline, timeout_s)
-    of_policy = [child for child in members if child.spec.room != "service"]  # a judge has a tokenizer of its own
-    check_tokenizers({child.spec.name: child.ready.result() for child in of_policy})
+    engines, services = join(plan.engines), join(plan.services)
+    await ready([broker])
+    workers = join(plan.workers)  # not before: where cores are few, engines come first
+    await ready([*engines, *services], beside=workers)
+    on_serving(endpoint)
+    await ready(workers, beside=[*engines, *services])
+    # A judge, which is a service, has a tokenizer of its own.
+    check_tokenizers({child.spec.name: child.ready.result() for child in (*engines, *workers)})
     return endpoint
 
 
-def _joining(spec: ChildSpec, endpoint: str) -> ChildSpec:
-    return replace(spec, settings={**spec.settings, "endpoint": endpoint})
+class _Deadline:
+    """Waits for children until ``timeout_s`` seconds from now."""
 
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time() + timeout_s
 
-async def _ready(children: Iterable[Child], deadline: float, timeout_s: float) -> None:
-    waiting = {child.ready: child for child in children}
-    left = max(0.0, deadline - asyncio.get_running_loop().time())
-    logger.info("waiting for %s, at most %.0f s", ", ".join(c.spec.name for c in waiting.values()), left)
-    done, late = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-    for ready in done:
-        ready.result()
-    for ready in late:
-        raise waiting[ready].failure(f"it said nothing within {timeout_s:g} s")
+    async def ready(self, children: Sequence[Child], beside: Sequence[Child] = ()) -> None:
+        """Until all ``children`` are ready; raises at once what one of them, or of those ``beside``, failed with."""
+        waiting = {child.ready: child for child in (*children, *beside) if not child.became_ready}
+        names = ", ".join(child.spec.name for child in waiting.values())
+        logger.info("waiting for %s, at most %.0f s", names, max(0.0, self._at - self._loop.time()))
+        while late := [child for child in children if not child.became_ready]:
+            left = max(0.0, self._at - self._loop.time())
+            done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise late[0].failure(f"it said nothing within {self._timeout_s:g} s")
+            for ready in done:
+                ready.result()
+                del waiting[ready]
 
 
 def check_tokenizers(infos: Mapping[str, Mapping[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zagent.errors import CallerError, ZagentError, to_wire
 
 if TYPE_CHECKING:
+    from launcher.context import BrokerLink
     from launcher.run import Ready
     from zagent.config import Config
 
@@ -116,9 +117,14 @@ def serve(config: Config, rooms: Mapping[str, str] | None = None) -> int:
 def supervise(config: Config, run_id: str, on_ready: Callable[[Ready], None], **rest: Any) -> None:
     """Launch and serve, see `launcher.run.run`."""
     from launcher.run import Options, run
-    from zagent.client.launcher_link import LauncherLink
 
-    run(config, Options(run_id=run_id, on_ready=on_ready, link=LauncherLink, **rest))
+    run(config, Options(run_id=run_id, on_ready=on_ready, link=_link, **rest))
+
+
+def _link(endpoint: str, secret: str) -> BrokerLink:
+    from zagent.client.launcher_link import LauncherLink  # brings zmq and numpy in: once everybody else has started
+
+    return LauncherLink(endpoint, secret)
 
 
 def embedded(rooms: Mapping[str, str] | None = None) -> int:
@@ -135,8 +141,11 @@ def embedded(rooms: Mapping[str, str] | None = None) -> int:
 
 
 def _serve_trainer(request: Mapping[str, Any], report: Report, rooms: Mapping[str, str] | None) -> None:
-    from launcher.cluster import open_trainer
-    from zagent.config import Config
+    from launcher.quick import quick_imports
+
+    with quick_imports():
+        from launcher.cluster import open_trainer
+        from zagent.config import Config
 
     sys.path.extend(entry for entry in request.get("sys_path", ()) if entry not in sys.path)
     config = Config.from_dict(request["config"])
@@ -144,12 +153,15 @@ def _serve_trainer(request: Mapping[str, Any], report: Report, rooms: Mapping[st
     if trainer is None:  # died before we looked
         return
 
-    def announce(ready: Ready) -> None:
-        facts = {name: getattr(ready, name) for name in ("endpoint", "run_id", "run_dir", "log_dir")}
-        report.send({"event": "ready", **facts})
+    def announce(serving: Ready) -> None:
+        facts = {name: getattr(serving, name) for name in ("endpoint", "run_id", "run_dir", "log_dir")}
+        report.send({"event": "serving", **facts})
+
+    def complete(_ready: Ready) -> None:
+        report.send({"event": "ready"})
 
     run_id = os.environ[RUN_ID_VARIABLE]
-    supervise(config, run_id, announce, on_log_dir=_log_there, trainer=trainer, rooms=rooms)
+    supervise(config, run_id, complete, on_serving=announce, on_log_dir=_log_there, trainer=trainer, rooms=rooms)
 
 
 class Report:

@@ -7,7 +7,7 @@ from itertools import islice
 from benchmarks.attacker import PEERS, PREPARED, Attack, _messages
 from benchmarks.fuzz import Fuzz
 from benchmarks.hostile import report
-from benchmarks.relay import Measured
+from benchmarks.relay.cluster import Measured
 from zagent.errors import ProtocolError, VersionMismatch
 from zagent.wire.codec import decode_body, decode_header
 from zagent.wire.messages import KINDS

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.broker_driver import SECRET, Sent, driver, nonce_of
 from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S
+from zagent.broker.routing import STICKY, Routing, routing
 from zagent.errors import MemberLost, PoisonedRequest, TransientError
 from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Pulse, Reply
 
@@ -66,9 +67,11 @@ class Twin:
 class Broker(RuleBasedStateMachine):
     """The core beside a model that only believes what the core has sent."""
 
+    routing: Routing = STICKY
+
     def __init__(self) -> None:
         super().__init__()
-        self.d = driver(max_pending=6, sticky_cache_size=2)
+        self.d = driver(max_pending=6, sticky_cache_size=2, routing={"engine": self.routing})
         self.launcher = self.d.launcher()
         self.epochs: Counter[str] = Counter()
         self.twins: dict[bytes, Twin] = {}  # whose processes live, by nonce
@@ -144,6 +147,8 @@ class Broker(RuleBasedStateMachine):
             self.leased[key] = twin.nonce
             if sent.to[:1] == b"c":
                 self.directed.add(key)
+            elif not held:
+                assert self.d.member(twin.name).in_flight <= twin.credits, "beyond the cap"
         if key in twin.kept:
             self.reactions.append(lambda: self._send_answer(twin, key))
         elif key not in twin.running:
@@ -358,18 +363,21 @@ class Broker(RuleBasedStateMachine):
         count=st.integers(1, 4),
         who=index,
         session=st.sampled_from(["", "", "a", "b", "c"]),
+        group=st.sampled_from(["", "g", "h"]),
         remaining=st.sampled_from([-1, -1, 0, 500, 3000]),
         again=st.sampled_from([0, 0, 1, 2]),
     )
-    def call(self, count: int, who: int, session: str, remaining: int, again: int) -> None:
+    def call(self, count: int, who: int, session: str, remaining: int, again: int, *, group: str) -> None:
         """Some calls: fresh, sent again, or sent again as suspects."""
-        fields = {"session": session, "remaining_ms": remaining, "member": "", "suspect": again == 2}
+        fields = {
+            "session": session, "group": group, "remaining_ms": remaining, "member": "", "suspect": again == 2
+        }  # fmt: skip
         for _ in range(count):
             self._call(who, 1 + (again > 0), fields)
 
     @rule(who=index, name=st.sampled_from(NAMES))
     def directed_call(self, who: int, name: str) -> None:
-        self._call(who, 1, {"session": "", "remaining_ms": -1, "member": name, "suspect": False})
+        self._call(who, 1, {"session": "", "group": "", "remaining_ms": -1, "member": name, "suspect": False})
 
     def _call(self, who: int, attempt: int, fields: dict[str, Any]) -> None:
         if self.callers:
@@ -468,7 +476,7 @@ class Broker(RuleBasedStateMachine):
     def restart_under_load(self, count: int, again: int, steps: list[int]) -> None:
         """All of it at once, for most runs of single rules never come to it."""
         for i in range(count if self.callers else 0):
-            self.call(1, i, "abc"[i % 3], -1, (again + i) % 3)
+            self.call(1, i, "abc"[i % 3], -1, (again + i) % 3, group="gh"[i % 2])
         if len(self.leased) > 1 and self.callers:
             self.restart()
         for step in steps:
@@ -527,8 +535,9 @@ class Broker(RuleBasedStateMachine):
 
     @invariant()
     def only_sessions_in_flight_exceed_the_cache(self) -> None:
-        """Idle sessions never outnumber the cache."""
+        """Idle sessions never outnumber the cache, nor do groups."""
         assert len(self.d.core.dispatch.sessions._idle) <= 2
+        assert len(self.d.core.pools["engine"].groups or ()) <= self.routing.groups
 
     def teardown(self) -> None:
         """All come back and answer: then nothing is held, and every call that was not given up has its answer."""
@@ -548,12 +557,20 @@ class Broker(RuleBasedStateMachine):
             assert asked.answers == (0 if asked.given_up else 1), key
 
 
-Broker.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
-Broker.TestCase.__doc__ = (
-    "Counts are the model's, waiting calls are served where there is room, all is zero in the end."
-)
+class BrokerWithPolicies(Broker):
+    """Nothing of it changes where sessions move and groups meet."""
+
+    routing = routing({"group_over": (1, 1.0), "rebind_over": (0, 1.0)}, 2)
+
+
+for machine, examples in ((Broker, 150), (BrokerWithPolicies, 100)):
+    machine.TestCase.settings = settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    machine.TestCase.__doc__ = (
+        "Counts are the model's, waiting calls are served where there is room, all is zero in the end."
+    )
+    machine.TestCase.runTest.__doc__ = machine.TestCase.__doc__
 TestBroker = Broker.TestCase
-TestBroker.runTest.__doc__ = Broker.TestCase.__doc__
+TestBrokerWithPolicies = BrokerWithPolicies.TestCase
 pytestmark = pytest.mark.timeout(300)

@@ -394,7 +394,7 @@ def test_each_further_attempt_asks_for_its_argument() -> None:
     async def main() -> None:
         asking = await Asking().open()
         arguments = iter(["two", None, "four"])
-        (task,) = await asked(asking, "one", renew=lambda: next(arguments))
+        (task,) = await asked(asking, "one", renew=lambda argument: next(arguments))
         for incarnation in (2, 3):
             assert [body for _, body in await rejoin(asking, incarnation)] == ["one"]
         await fail(asking, MemberLost("gone"))
@@ -413,7 +413,7 @@ def test_renewed_arguments_arrive() -> None:
     async def main() -> None:
         asking = await Asking().open()
         arguments = iter(["two", None, "four"])
-        (task,) = await asked(asking, "one", renew=lambda: next(arguments))
+        (task,) = await asked(asking, "one", renew=lambda argument: next(arguments))
         for _ in range(3):
             await fail(asking, MemberLost("gone"))
         assert [(call.attempt, body) for call, body in calls(asking)] == [
@@ -428,6 +428,23 @@ def test_renewed_arguments_arrive() -> None:
     run(main())
 
 
+def test_an_argument_is_renewed_from_the_one_before() -> None:
+    """As it was sent: what its owner has made of it since changes no attempt."""
+
+    async def main() -> None:
+        asking = await Asking().open()
+        argument = [1]
+        (task,) = await asked(asking, argument, renew=lambda former: [*former, 2])
+        argument.clear()
+        for _ in range(2):
+            await fail(asking, MemberLost("gone"))
+        assert [body for _, body in calls(asking)] == [[1], [1, 2], [1, 2, 2]]
+        reply(asking, calls(asking)[-1][0], "done")
+        await task
+
+    run(main())
+
+
 @pytest.mark.parametrize("forgotten", [True, False])
 @pytest.mark.parametrize("error", [InvalidRequest("nothing left"), EncodeError("set")], ids=repr)
 def test_an_argument_that_cannot_be_renewed_ends_its_call_alone(error: Exception, *, forgotten: bool) -> None:
@@ -436,7 +453,7 @@ def test_an_argument_that_cannot_be_renewed_ends_its_call_alone(error: Exception
     async def main() -> None:
         asking = await Asking().open()
 
-        def renew() -> Any:
+        def renew(argument: Any) -> Any:
             if isinstance(error, EncodeError):
                 return {1, 2}
             raise error

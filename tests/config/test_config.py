@@ -39,6 +39,16 @@ def test_the_defaults_are_the_contracts() -> None:
     assert config.engine.kind == "sglang"
 
 
+def test_routing_policies_are_off_unless_asked_for() -> None:
+    """Each has a double threshold, which the broker gets where it is on."""
+    assert load().routing.thresholds == {"group_over": None, "rebind_over": None}
+    assert load("routing.group=true").routing.thresholds == {"group_over": (8, 1.5), "rebind_over": None}
+    config = load("routing.group=true", "routing.group_over.abs=3", "routing.rebind_over={}")
+    assert config.routing.thresholds == {"group_over": (3, 1.5), "rebind_over": (32, 1.5)}
+    assert load("routing.rebind_over.rel=2").routing.thresholds["rebind_over"] == (32, 2.0)
+    assert "routing.rebind_over.rel" in refused("routing.rebind_over.rel=0.5")
+
+
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     """YAML, then the dot-list."""
     path = tmp_path / "c.yaml"

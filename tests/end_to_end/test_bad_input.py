@@ -158,12 +158,13 @@ def test_a_disk_that_fills_up_is_one_line(place: Place) -> None:
         (["engine.kind=sglang", "engine.gpus=[97]"], errors.ConfigError, "'97'"),
     ],
 )
-def test_launch_raises_what_is_wrong(
+def test_what_is_wrong_is_raised_where_it_is_needed(
     overrides: list[str], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    """Typed, as if it had been found here; no process is left."""
-    with pytest.raises(error, match=message):
-        zagent.AgentLoopManager.launch(sim_config(tmp_path, *overrides))
+    """By `launch`, or, where only a worker finds out, by the first batch; typed, as if it had been found here. No
+    process is left."""
+    with pytest.raises(error, match=message), zagent.AgentLoopManager.launch(sim_config(tmp_path, *overrides)) as made:
+        made.generate_sequences(questions(1))
     runs = os.listdir(tmp_path / "logs") if (tmp_path / "logs").exists() else []
     assert [pid for run in runs for pid in with_run_id(run)] == []
 

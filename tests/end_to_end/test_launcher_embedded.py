@@ -18,7 +18,7 @@ import pytest
 from launcher import rundir
 from launcher.record import Record
 from support import fake_launch
-from support.processes import eventually, running, with_run_id
+from support.processes import PATIENCE_S, eventually, running, with_run_id
 from zagent.config import Config
 from zagent.errors import ConfigError, ConnectionLost, PoolLost, StartupError
 from zagent.trainer.embed import Launched, start_launcher
@@ -61,11 +61,12 @@ def command(broker: str = "endpointed", engine: str = "-", worker: str = "-") ->
 
 @pytest.fixture
 def start(config: Config) -> Iterator[Start]:
-    """Launches with these rooms; whatever the test does, it is ended."""
+    """Launches with these rooms, workers included; whatever the test does, it is ended."""
     made: list[Launched] = []
 
     def launch(*rooms: str, **overrides: Any) -> Launched:
         made.append(start_launcher(config.model_copy(update=overrides), command(*rooms)))
+        made[-1].started.result(PATIENCE_S)
         return made[-1]
 
     yield launch
@@ -96,6 +97,30 @@ def test_every_process_carries_the_run_id_and_none_is_left_after_close(start: St
     assert not launched.alive
     assert launched.exit_reason() is None
     launched.close()
+
+
+def test_engines_can_be_called_before_workers_are_there(config: Config) -> None:
+    """Nobody who calls an engine waits for a worker; who waits for it when the cluster is closed is told so."""
+    launched = start_launcher(config, command(worker="hanging"))
+    assert launched.endpoint == f"ipc://{launched.run_dir}/b"
+    assert not launched.started.done()
+    launched.close()
+    assert with_run_id(launched.run_id) == []
+    with pytest.raises(ConnectionLost, match="closed while it started"):
+        launched.started.result(PATIENCE_S)
+
+
+def test_a_worker_that_cannot_start_ends_what_serves(config: Config) -> None:
+    """The reason is the launcher's own error, for who waits and for who asks."""
+    launched = start_launcher(config, command(worker="refusing"))
+    try:
+        with pytest.raises(ConfigError, match="no cheese here") as caught:
+            launched.started.result(PATIENCE_S)
+        eventually(lambda: not launched.alive)
+        assert launched.exit_reason() is caught.value
+        assert with_run_id(launched.run_id) == []
+    finally:
+        launched.close()
 
 
 def test_two_clusters_at_once(start: Start) -> None:

@@ -83,8 +83,11 @@ def test_rows_without_a_score_in_a_batch(tmp_path: Path) -> None:
 )
 def test_a_wrong_path_ends_the_start(override: str, message: str, tmp_path: Path) -> None:
     """`ConfigError` with key, value and reason; nothing is left running."""
-    with pytest.raises(ConfigError, match=message):
-        zagent.AgentLoopManager.launch(sim_config(tmp_path, override))
+    with (
+        pytest.raises(ConfigError, match=message),
+        zagent.AgentLoopManager.launch(sim_config(tmp_path, override)) as manager,
+    ):
+        manager.wait_until_started()
 
 
 def test_a_traced_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

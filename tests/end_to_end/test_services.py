@@ -27,6 +27,7 @@ def with_cluster(tmp_path: Path, test: Callable[[zagent.AgentLoopManager], Await
     """Run ``test``; afterwards the broker holds nothing, and no process is left."""
     config = sim_config(tmp_path, "engine.count=1", FAST, *more)
     with zagent.AgentLoopManager.launch(config) as manager:
+        manager.wait_until_started()
         asyncio.run(test(manager))
         eventually(lambda: quiet(manager))
     assert with_run_id(manager.run_id) == []

@@ -71,6 +71,7 @@ def test_child_is_armed_before_its_room_runs(tmp_path: Path, monkeypatch: pytest
     assert told == {
         "cuda": "GPU-b,3",
         "run_id": RUN_ID,
+        "collected": [10_000, 10, 10],
         "own_session": True,
         "name": "engine-0",
         "heavy": [],

@@ -36,6 +36,7 @@ def supervise(
     *,
     ports: Ports | None = None,
     on_ready: Callable[[], Any] = lambda: None,
+    on_serving: Callable[[], Any] = lambda: None,
     **limits: Any,
 ) -> Line:
     """Serve with these, and obedient ones for what is missing, until something holds of the broker's line; end it all.
@@ -63,7 +64,7 @@ def supervise(
         ended: list[bool] = []
         watching: list[asyncio.Task[None]] = []
         try:
-            await asyncio.wait_for(cluster.run(serves), 2 * PATIENCE_S)
+            await asyncio.wait_for(cluster.run(serves, lambda _endpoint: on_serving()), 2 * PATIENCE_S)
         finally:
             ended.append(True)
             await asyncio.gather(*watching)
@@ -257,6 +258,7 @@ def test_a_pool_with_somebody_on_the_way_back_is_not_given_up(tmp_path: Path) ->
         limits = LauncherConfig(max_restarts=0)
         cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, limits, line))
         cluster._serve("ipc://b")
+        cluster._started = True
         served = cluster._lives
         assert served is not None
         served._restarts.schedule(mortal(tmp_path, name="box-1", deaths=0), 3600.0)
@@ -316,6 +318,7 @@ def test_the_deadline_is_for_the_start_alone(tmp_path: Path) -> None:
             Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, LauncherConfig(), Line())
         )
         cluster._serve("ipc://b")
+        cluster._started = True
         assert cluster._lives is not None
         ended = []
         for entry in ("obedient", "crashing"):
@@ -339,6 +342,26 @@ def test_a_service_that_dies_during_the_start_comes_back(tmp_path: Path) -> None
     line = supervise(tmp_path, [mortal(tmp_path, deaths=1), engine], lambda line: len(lives(tmp_path)) == 2)
     assert [epoch for epoch, _ in lives(tmp_path)] == [1, 2]
     assert [told[:3] for told in line.told] == [("box", "box-0", 1)]
+
+
+@pytest.mark.parametrize("room", ["engine", "service", "broker"])
+def test_who_dies_while_the_workers_start_comes_back_at_once(tmp_path: Path, room: str) -> None:
+    """Engines and services can be called by then: the start does not end before that, and goes on."""
+    worker = spec("worker", "awaiting", lives=str(tmp_path / "lives"))
+    cue = tmp_path / "cue"
+    line = supervise(
+        tmp_path, [of_room(tmp_path, room, deaths=1, cue=str(cue)), worker], lambda line: True, on_serving=cue.touch
+    )
+    assert [number for number, _ in lives(tmp_path)] == [1, 2]
+    assert [told[:3] for told in line.told] == ([] if room == "broker" else [(room, f"{room}-0", 1)])
+
+
+def test_a_worker_that_cannot_start_ends_a_cluster_that_serves(tmp_path: Path) -> None:
+    """With its own words, although engines are called by then."""
+    served: list[str] = []
+    with pytest.raises(StartupError, match=r"worker-0 did not become ready.*made of cheese"):
+        supervise(tmp_path, [spec("worker", "crashing")], on_serving=lambda: served.append("yes"))
+    assert len(served) <= 1  # it may fail before the engine is there
 
 
 def test_a_process_that_cannot_be_spawned_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,6 +452,7 @@ def test_only_what_failed_by_itself_is_a_failed_start(tmp_path: Path) -> None:
         limits = LauncherConfig(restart_wait_s=3600.0)
         cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, limits, Line()))
         cluster._serve("ipc://b")
+        cluster._started = True
         names = ("crashing", "hanging", "exiting")
         children = [cluster._children.spawn(spec("engine", name, name=name, epoch=1)) for name in names]
         os.kill(children[1].pid, signal.SIGKILL)
@@ -452,6 +476,7 @@ def test_the_dead_are_forgotten(tmp_path: Path) -> None:
         context = Context(RUN_ID, "", tmp_path, LauncherConfig(), Line(), directory=directory)
         cluster = Cluster(Plan(spec("broker", "obedient"), (), ()), context)
         cluster._serve("ipc://b")
+        cluster._started = True
         dead, alive = (cluster._children.spawn(spec("engine", "obedient", name=name)) for name in ("dead", "alive"))
         await asyncio.wait([dead.ready, alive.ready])
         assert directory.children() == {dead.pid, alive.pid}
@@ -476,6 +501,7 @@ def test_one_that_nothing_ends_is_told_to_the_broker(tmp_path: Path) -> None:
             Plan(spec("broker", "obedient"), (), ()), Context(RUN_ID, "", tmp_path, LauncherConfig(), line)
         )
         cluster._serve("ipc://b")
+        cluster._started = True
         child = cluster._children.spawn(spec("engine", "obedient"))
         await child.ready
         child.given_up = "it hung"

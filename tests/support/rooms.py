@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -119,6 +120,7 @@ def telling(settings: Mapping[str, Any], ready: Ready) -> None:
         {
             "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "run_id": os.environ.get("ZAGENT_RUN_ID"),
+            "collected": gc.get_threshold(),
             "own_session": os.getsid(0) == os.getpid(),
             "name": Path("/proc/self/comm").read_text().strip(),
             "heavy": sorted({"torch", "transformers", "sglang", "numpy", "pydantic"} & set(sys.modules)),
@@ -214,5 +216,13 @@ def mourning(settings: Mapping[str, Any], ready: Ready) -> None:
         time.sleep(0.02)
     pid = lives.read_text().split()[1]
     while Path(f"/proc/{pid}").exists():
+        time.sleep(0.02)
+    obedient(settings, ready)
+
+
+def awaiting(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Becomes ready once a second life is noted in the file `lives`."""
+    lives = Path(settings["lives"])
+    while not lives.exists() or len(lives.read_text().splitlines()) < 2:
         time.sleep(0.02)
     obedient(settings, ready)

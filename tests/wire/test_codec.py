@@ -13,6 +13,7 @@ from zagent.wire import codec
 from zagent.wire.codec import (
     MAX_ARRAYS,
     MAX_HEADER,
+    SMALL_VECTOR,
     decode_body,
     decode_header,
     encode_body,
@@ -210,11 +211,30 @@ def test_any_memory_layout_arrives_in_order(name: str) -> None:
 
 def test_arrays_are_read_only_views_of_their_frames() -> None:
     """Receiving copies nothing."""
-    frames = encode_body([np.arange(1000, dtype=np.int32)])
+    frames = encode_body([np.arange(2000, dtype=np.int32)])
     received = [bytes(frame) for frame in frames]
     back = decode_body(received)[0]
     assert not back.flags.writeable
     assert back.__array_interface__["data"][0] == np.frombuffer(received[1], np.uint8).__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize(("values", "frames"), [(0, 1), (1, 1), (SMALL_VECTOR // 4, 1), (SMALL_VECTOR // 4 + 1, 2)])
+def test_a_small_vector_takes_no_frame_of_its_own(dtype: type, values: int, frames: int) -> None:
+    """It is part of the skeleton, and comes back read-only and aligned as a larger one does."""
+    vector = np.arange(values).astype(dtype)
+    body = encode_body({"x": vector})
+    back = decode_body([bytes(frame) for frame in body])["x"]
+    assert len(body) == frames
+    assert (back.dtype, back.flags.writeable, back.flags.aligned) == (vector.dtype, False, True)
+    assert np.array_equal(back, vector)
+
+
+@pytest.mark.parametrize("vector", [np.arange(8, dtype=np.int32)[::2], np.arange(4, dtype=">i4"), np.float32(3)[None]])
+def test_small_vectors_of_any_layout(vector: np.ndarray) -> None:
+    """With gaps, of the other byte order, or of one value."""
+    back = through(vector)
+    assert (back.dtype, back.tolist()) == (vector.dtype, vector.tolist())
 
 
 def test_several_arrays_keep_their_places() -> None:
@@ -261,7 +281,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 
 def test_too_many_arrays_are_refused_by_the_sender() -> None:
     """Both sides keep the same limit."""
-    arrays = [np.empty(0, np.int8)] * (MAX_ARRAYS + 1)
+    arrays = [np.empty(0, np.int8), np.empty(0, np.int32)] * (MAX_ARRAYS // 2) + [np.empty(0, np.int32)]
     with pytest.raises(EncodeError, match=f"more than {MAX_ARRAYS} arrays"):
         encode_body(arrays)
     assert len(through(arrays[:-1])) == MAX_ARRAYS

@@ -25,7 +25,7 @@ from zagent.wire.codec import (
 from zagent.wire.messages import WIRE_VERSION, Call
 
 GOOD_HEADER = encode_header(Call(b"0123456789abcdef", 1, "engine", "generate", "session", 1000))
-GOOD_BODY = encode_body([np.arange(5, dtype=np.int32), {"temperature": 1.0}, None])
+GOOD_BODY = encode_body([np.arange(5, dtype=np.int32), np.arange(5, dtype=np.int64), {"temperature": 1.0}, None])
 
 
 def readable(read: Any, data: Any) -> bool:
@@ -230,6 +230,22 @@ def test_truncated_bodies() -> None:
             assert not readable(decode_body, frames), (number, length)
     assert not readable(decode_body, GOOD_BODY[:1])
     assert not readable(decode_body, [])
+
+
+def test_too_many_small_vectors() -> None:
+    """Two bytes each in a skeleton, a hundred as arrays: as many as there may be of the large ones."""
+    for number in (2, 3):
+        vectors = [msgpack.ExtType(number, b"")] * MAX_ARRAYS
+        assert len(decode_body([msgpack.packb(vectors)])) == MAX_ARRAYS
+        with pytest.raises(DecodeError, match=f"more than {MAX_ARRAYS} arrays"):
+            decode_body([msgpack.packb([*vectors, vectors[0]])])
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_small_vectors_of_no_whole_number_of_values(number: int) -> None:
+    """Are refused."""
+    with pytest.raises(DecodeError, match="cannot be read"):
+        decode_body([msgpack.packb([msgpack.ExtType(number, bytes(7))])])
 
 
 def test_too_many_frames() -> None:

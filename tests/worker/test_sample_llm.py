@@ -50,6 +50,35 @@ def test_call_k_is_seeded_with_turn_k() -> None:
     assert params == {"temperature": 1.0}
 
 
+def test_samples_of_one_prompt_are_one_group() -> None:
+    """All calls of all samples, whatever the uid is; another prompt, step or validation is another group."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            groups: list[str] = []
+
+            async def generate(argument: Any, call: Call) -> list[Any]:
+                groups.append(call.group)
+                return pack_output(TokenOutput(np.array([1], np.int32)))
+
+            await cluster.member("m", {"generate": generate})
+            calls = await cluster.caller()
+            keys = ([0, 5, False, "u", 0], [0, 5, False, "u", 1])
+            others = (
+                [0, 6, False, "u", 0],
+                [0, 5, True, "u", 0],
+                [0, 5, False, "v", 0],
+                [0, 5, False, "\ud800" * 9999, 0],
+            )
+            for key in (*keys, keys[0], *others):
+                await SampleServerManager(calls, key, 99).generate("s", [1], {})
+            assert groups[0] == groups[1] == groups[2]
+            assert len(set(groups)) == 5
+            assert max(map(len, groups)) == 16
+
+    run(main())
+
+
 def test_the_same_row_has_the_same_seeds_on_any_worker() -> None:
     """Nothing of the worker enters (pitfall K43)."""
     first, second = asked({}, workers=2)

@@ -5,7 +5,8 @@ No socket, no clock: the server feeds it (zagent/broker/server.py), tests feed i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from cachetools import LRUCache
@@ -16,6 +17,7 @@ from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.presence import Presence
 from zagent.broker.record import Assignment
 from zagent.broker.roster import NONCE, Roster
+from zagent.broker.routing import STICKY, Routing
 from zagent.broker.sticky import Sessions
 from zagent.errors import (
     DecodeError,
@@ -71,6 +73,7 @@ class BrokerCore:
         pools: names of the pools there can be.
         max_pending: calls that may wait for a member.
         sticky_cache_size: idle sessions remembered.
+        routing: by pool, where it is not merely sticky.
         incarnation: this broker's life, told in every welcome.
         expected: members (pool, name, epoch) to wait for, where it was started in the place of one that died.
         facts: told to every peer in its welcome.
@@ -85,13 +88,14 @@ class BrokerCore:
         pools: Sequence[str] = ("engine", "worker"),
         max_pending: int = 100_000,
         sticky_cache_size: int = 10_000,
+        routing: Mapping[str, Routing] = MappingProxyType({}),
         incarnation: int = 1,
         expected: Sequence[Sequence[Any]] = (),
         facts: dict[str, Any] | None = None,
         record: Callable[[Assignment], None] | None = None,
         now: float = 0.0,
     ) -> None:
-        self.pools = {name: Pool(name) for name in pools}
+        self.pools = {name: Pool(name, routing.get(name, STICKY)) for name in pools}
         self.roster = Roster(secret, self.pools)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._incarnation = incarnation

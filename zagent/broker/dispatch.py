@@ -133,12 +133,14 @@ class Dispatch:
         session = entry.call.session
         key = (pool.name, session) if session else None
         bound = self.sessions.member(key) if key else None
+        kin = None
         if self._suspects.suspected(entry.call):
             entry.aboard_s = self._suspects.aboard_s(entry.call.call)
             member = pool.for_suspect(self._suspects.died(entry.call.call))
             queue: WaitQueue = pool.suspects
         else:
-            member = pool.least() if bound is None or bound.on_trial else bound
+            kin = pool.groups.get(entry.call.group) if pool.groups is not None and bound is None else None
+            member = pool.policy.choose(pool, None if bound is None or bound.on_trial else bound, kin)
             queue = pool.waiting if member is None else member.waiting
             member = member if member is not None and member.has_room else None
         if member is None:
@@ -146,8 +148,10 @@ class Dispatch:
         elif entry.call.incarnation == self._incarnation or self._may_begin(entry, member):
             if self._record is not None:
                 known = key is not None and self.sessions.known(key)
-                why = "sticky" if member is bound else "rebound" if known else "new"
+                why = "sticky" if member is bound else "rebound" if known else "group" if member is kin else "new"
                 self._record(assignment(pool, session, member.name, why, now))
+            if pool.groups is not None and entry.call.group and member is not bound:
+                pool.groups[entry.call.group] = member
             self._assign(entry, member, key, now)
 
     def _may_begin(self, entry: Waiting, member: Member) -> bool:

@@ -8,6 +8,9 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from cachetools import LRUCache
+
+from zagent.broker.routing import STICKY, Routing
 from zagent.broker.waiting import CallKey, SuspectQueue, WaitQueue
 
 
@@ -134,8 +137,11 @@ class Pool:
     O(log members) on average.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, routing: Routing = STICKY) -> None:
         self.name = name
+        self.policy = routing.policy
+        #: Where the last new session of each group went; None where the policy does not ask.
+        self.groups: LRUCache[str, Member] | None = LRUCache(maxsize=routing.groups) if routing.groups else None
         self.members: dict[str, Member] = {}
         #: Calls that wait for any member.
         self.waiting = WaitQueue()

@@ -19,7 +19,8 @@ class Assignment(NamedTuple):
     pool: str
     session: str
     member: str
-    #: "new" (first call of a session, or no session), "sticky", or "rebound" (its former member takes no calls).
+    #: "new" (first call of a session, or no session), "group" (the same, where the last of its group went), "sticky",
+    #: or "rebound" (its former member takes no calls, or is overloaded).
     why: str
     #: Requests in flight at every member that takes calls, before this one.
     in_flight: dict[str, int]

@@ -54,7 +54,7 @@ class _Pending:
     deadline: float | None  #: of the loop's clock
     on_attempt: Callable[[int], None] | None
     on_progress: Callable[[Any], None] | None
-    renew: Callable[[], Any] | None
+    renew: Callable[[Any], Any] | None
     future: asyncio.Future[Frames] = field(init=False)
     sent: bool = False  #: the attempt may have reached a broker
     again: bool = False  #: the attempt was sent to a second broker: its progress has gaps, or is another run's
@@ -100,23 +100,25 @@ class Calls:
         argument: Any = None,
         *,
         session: str = "",
+        group: str = "",
         member: str = "",
         timeout: float | None = None,
         on_attempt: Callable[[int], None] | None = None,
         on_progress: Callable[[Any], None] | None = None,
-        renew: Callable[[], Any] | None = None,
+        renew: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Run ``method`` on a member of ``pool`` and return its result.
 
         Args:
             argument: None, bools, numbers, strings, bytes, lists, dicts and numpy arrays of these.
             session: calls of one session go to one member; text.
+            group: sessions of one group may be brought together (`routing.group`).
             member: to this member and no other, past balancing and credits, on the control lane.
             timeout: seconds, all attempts together; None or infinity = none.
             on_attempt: told the number of each attempt as it starts.
             on_progress: told what the member says of its answer while it works on it, each time from where it left off;
                 what a lost broker had is not made up for.
-            renew: gives the argument of each further attempt; None = that of the one before.
+            renew: makes the argument of each further attempt of the one before's (decoded); None = the same.
 
         Raises:
             InvalidRequest: the session is no text.
@@ -138,7 +140,7 @@ class Calls:
                 "async functions and await, not asyncio.run() in a plain one"
             )
         deadline = None if timeout in (None, math.inf) else asyncio.get_running_loop().time() + timeout
-        call = Call(call_id, 1, pool, method, session, -1, member, self.link.incarnation)
+        call = Call(call_id, 1, pool, method, session, -1, member, self.link.incarnation, group=group)
         pending = _Pending(call, body, deadline, on_attempt, on_progress, renew)
         if on_attempt is not None:
             on_attempt(1)
@@ -193,7 +195,7 @@ class Calls:
         )
         pending.sent = pending.again = False
         self.retries += 1
-        argument = None if pending.renew is None else pending.renew()
+        argument = None if pending.renew is None else pending.renew(decode_body(pending.body))
         if argument is not None:
             pending.body = encode_body(argument)
         if pending.on_attempt is not None:

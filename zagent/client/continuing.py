@@ -40,15 +40,16 @@ def pack_piece(start: int, piece: TokenOutput) -> list[Any]:
 class Continuing:
     """A generate call over all its attempts.
 
-    ``argument`` is [prompt ids (int32), sampling params, images, videos]; nothing of it is changed, and its owner may
-    change the ids.
+    Args:
+        prompt_length: tokens of the call's prompt.
+        limit: its `max_new_tokens`; None = none.
     """
 
-    def __init__(self, argument: Sequence[Any]) -> None:
-        ids, self._params, *self._media = argument
-        self._ids = ids.copy()
+    def __init__(self, prompt_length: int, limit: int | None) -> None:
+        self._prompt_length = prompt_length
+        self._left = limit  #: that the running attempt may sample
         #: What the running attempt was given as part of its prompt, and what it has told since.
-        self._given = TokenOutput(np.empty(0, np.int32))
+        self._given: TokenOutput | None = None
         self._told: list[TokenOutput] = []
 
     def take(self, value: Sequence[Any]) -> None:
@@ -56,40 +57,39 @@ class Continuing:
         sample: only an engine knows why an answer ended, its experts and its images' tokens."""
         start, ids, log_probs, versions = value
         told = sum(len(piece.token_ids) for piece in self._told)
-        if start == told and not (self._limit is not None and self._limit <= told + len(ids)):
+        if start == told and not (self._left is not None and self._left <= told + len(ids)):
             self._told.append(TokenOutput(ids, log_probs, versions=versions))
 
-    @property
-    def _limit(self) -> int | None:
-        """Tokens that the running attempt may sample."""
-        limit = self._params.get("max_new_tokens")
-        return None if limit is None else limit - len(self._given.token_ids)
-
-    def renew(self) -> list[Any] | None:
-        """The argument of the next attempt; None = that of the last one."""
+    def renew(self, argument: Sequence[Any]) -> list[Any] | None:
+        """The argument of the next attempt, given that of the last one: [prompt ids (int32), sampling params, images,
+        videos]; None = the same."""
         if not self._told:
             return None
-        self._given, self._told = _joined([self._given, *self._told]), []
-        params = self._params if self._limit is None else {**self._params, "max_new_tokens": self._limit}
-        return [np.concatenate([self._ids, self._given.token_ids]), params, *self._media]
+        told, self._told = _joined(self._told), []
+        self._given = told if self._given is None else _joined([self._given, told])
+        prompt_ids, params, *media = argument
+        if self._left is not None:
+            self._left -= len(told.token_ids)
+            params = {**params, "max_new_tokens": self._left}
+        return [np.concatenate([prompt_ids, told.token_ids]), params, *media]
 
     def whole(self, rest: TokenOutput) -> TokenOutput:
         """The answer, given that of the last attempt.
 
         Routed experts are the last engine's, which went through all tokens. Tokens of the prompt alone count as cached.
         """
-        given = len(self._given.token_ids)
-        if not given:
+        if self._given is None:
             return rest
         expanded = rest.extra_fields.get("prompt_token_ids")
-        extra = {} if expanded is None else {"prompt_token_ids": expanded[:-given]}
+        extra = {} if expanded is None else {"prompt_token_ids": expanded[: -len(self._given.token_ids)]}
         joined = _joined([self._given, rest])
+        prompt_length = len(extra["prompt_token_ids"]) if extra else self._prompt_length
         return replace(
             rest,
             token_ids=joined.token_ids,
             log_probs=joined.log_probs,
             versions=joined.versions,
-            cached_tokens=min(rest.cached_tokens, len(extra.get("prompt_token_ids", self._ids))),
+            cached_tokens=min(rest.cached_tokens, prompt_length),
             extra_fields={**rest.extra_fields, **extra},
         )
 

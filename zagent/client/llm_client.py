@@ -24,14 +24,20 @@ class AsyncLLMServerManager:
         calls: the pending table of a link, or an async function that gives one for the running loop.
         timeout: seconds one generate may take in all; None = no limit.
         pool: the policy's engines, or those of a service.
+        group: `Call.group` of all its generates.
     """
 
     def __init__(
-        self, calls: Calls | Callable[[], Awaitable[Calls]], timeout: float | None = None, pool: str = ENGINE_POOL
+        self,
+        calls: Calls | Callable[[], Awaitable[Calls]],
+        timeout: float | None = None,
+        pool: str = ENGINE_POOL,
+        group: str = "",
     ) -> None:
         self._calls = calls
         self._timeout = timeout
         self._pool = pool
+        self._group = group
 
     async def _table(self) -> Calls:
         return self._calls if isinstance(self._calls, Calls) else await self._calls()
@@ -67,12 +73,15 @@ class AsyncLLMServerManager:
             raise InvalidRequest("prompt_ids must be a one-dimensional list or array of 32-bit ints")
         if not isinstance(request_id, str):
             raise InvalidRequest(f"request_id must be text, got {request_id!r}")
-        calls = await self._table()
+        if not isinstance(sampling_params, dict):
+            raise InvalidRequest(f"sampling_params must be a dict, got {sampling_params!r:.80}")
+        calls = self._calls if isinstance(self._calls, Calls) else await self._table()
         argument = [ids, sampling_params, _files("image_data", image_data), _files("video_data", video_data)]
-        parts = Continuing(argument)
+        parts = Continuing(ids.size, sampling_params.get("max_new_tokens"))
         value = await calls.call(
             *(self._pool, "generate", argument),
             session=request_id,
+            group=self._group,
             timeout=self._timeout,
             on_progress=parts.take,
             renew=parts.renew,

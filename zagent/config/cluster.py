@@ -101,14 +101,42 @@ class ServiceConfig(Section):
         return min(self.engine.max_in_flight, self.max_in_flight or self.engine.max_in_flight)
 
 
+class ThresholdConfig(Section):
+    """What counts as overloaded: an engine that is beyond both beside the least busy one, in calls in flight and
+    waiting for it (sglang-router's `balance_abs_threshold` and `balance_rel_threshold`)."""
+
+    #: More calls than that one.
+    abs: int = Field(32, ge=0)
+    #: Times as many.
+    rel: float = Field(1.5, ge=1)
+
+
 class RoutingConfig(Section):
     """How the broker chooses."""
 
     #: Sessions whose engine is remembered while they have nothing in flight.
     sticky_cache_size: int = Field(10_000, ge=1)
+    #: Calls one of the policy's engines is given at once, below its own `max_in_flight`. More wait in the broker: those
+    #: of a session for its engine, others for whichever has room first. At or a little above what an engine decodes at
+    #: once (its batch), no engine queues what another could begin; below, engines idle.
     max_in_flight_per_engine: int | None = Field(None, ge=1)
+    #: Bring the samples of one prompt to one engine, which then computes the prompt once, unless that is overloaded.
+    group: bool = False
+    #: When it is. Beyond it, the group's next samples go to the least busy engine.
+    group_over: ThresholdConfig = ThresholdConfig(abs=8, rel=1.5)
+    #: When a session leaves its overloaded engine, and the cache there, for the least busy one; null = never.
+    rebind_over: ThresholdConfig | None = None
     #: Write each assignment as a JSON line to this file (who got a call, why, and what everybody had in flight).
     record: str | None = None
+
+    @property
+    def thresholds(self) -> dict[str, tuple[int, float] | None]:
+        """Of the optional policies; None = off."""
+        group, rebind = self.group_over, self.rebind_over
+        return {
+            "group_over": (group.abs, group.rel) if self.group else None,
+            "rebind_over": None if rebind is None else (rebind.abs, rebind.rel),
+        }
 
 
 class BrokerConfig(Section):

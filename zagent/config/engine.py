@@ -18,7 +18,7 @@ class ModelConfig(Section):
     tokenizer_path: str | None = None
     trust_remote_code: bool = False
     #: Load the tokenizer with transformers' AutoTokenizer in workers too. It pulls torch in (770 MB, 4 to 6 s per
-    #: process against 125 MB and 1 s); needed only for tokenizers without a `tokenizer.json`.
+    #: process against 65 MB and half a second); needed only for tokenizers without a `tokenizer.json`.
     use_auto_tokenizer: bool = False
 
 

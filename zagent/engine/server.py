@@ -22,10 +22,12 @@ from zagent.config import EngineConfig, ModelConfig
 from zagent.engine import sglang_parsers
 from zagent.engine.base import Death, Engine, GenerateRequest, Progress
 from zagent.engine.chat import ChatTokenizer
+from zagent.engine.sim import build as build_sim
 from zagent.errors import ConfigError, EngineError, InvalidRequest
 from zagent.loops.tokenizer import load_tokenizer
 from zagent.models import facts
 from zagent.types import TokenOutput, int_array
+from zagent.wire.binding import allow_files
 from zagent.wire.messages import Call
 from zagent.wire.sockets import DealerChannel, terminate
 
@@ -39,8 +41,11 @@ CUT_OFF = 1
 class EngineServer:
     """One engine as a member of its pool: methods `generate`, `chat`, `parse_tool_calls`, `clear_cache`, `stats`."""
 
-    def __init__(self, engine: Engine, link: Link, chat_tokenizer: ChatTokenizer | None = None) -> None:
+    def __init__(
+        self, engine: Engine, link: Link, chat_tokenizer: ChatTokenizer | None = None, *, checkpoints: bool = True
+    ) -> None:
         self.engine = engine
+        self._checkpoints = checkpoints  #: the engine tells of parts of its answers
         self.link = link
         self._chat_tokenizer = chat_tokenizer
         self.counts: Counter[str] = Counter()
@@ -51,7 +56,7 @@ class EngineServer:
         """[prompt ids, sampling params, images, videos] → `pack_output` of the answer; on the way `pack_piece` of its
         parts, where `engine.checkpoint_tokens` asks for them and another engine could go on from there."""
         request = read_request(argument, call)
-        telling = self._telling(call) if may_continue(request.sampling_params) else None
+        telling = self._telling(call) if self._checkpoints and may_continue(request.sampling_params) else None
         return pack_output(await self._generate(request, telling))
 
     def _telling(self, call: Call) -> Progress:
@@ -143,8 +148,6 @@ def build(settings: dict[str, Any]) -> list[Engine]:
     config = EngineConfig.model_validate(settings["engine"])
     members = settings["members"]
     if config.kind == "sim":
-        from zagent.engine.sim import build as build_sim
-
         model_facts = facts(settings["model"]["path"])
         shared: dict[str, Any] = {
             "sim": config.sim,
@@ -208,7 +211,8 @@ async def _join(settings: dict[str, Any], engine: Engine, member: dict[str, Any]
         settings["pool"], member["name"], member["epoch"], settings["credits"], settings["secret"], facts
     )  # fmt: skip
     link = Link(partial(DealerChannel, settings["endpoint"]), identity)
-    server = EngineServer(engine, link, ChatTokenizer(partial(_load_tokenizer, settings)))
+    checkpoints = settings["engine"].get("checkpoint_tokens", 0) > 0
+    server = EngineServer(engine, link, ChatTokenizer(partial(_load_tokenizer, settings)), checkpoints=checkpoints)
     await server.link.open()
     server.link.keep()
     return server
@@ -250,6 +254,7 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
     Settings: `endpoint`, `secret`, `pool`, `members` ([{name, index, epoch}]), `credits`, `model`, `engine` (sections
     as plain data), `seed`, `nccl_port`, `port`. The exit code is 0 after SIGTERM, else see `serve`.
     """
+    allow_files()  # eight for each simulated engine
     engines = _build(settings)
     code = asyncio.run(serve(settings, engines, ready))
     if code:

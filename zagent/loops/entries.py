@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from zagent.errors import ConfigError
 
 
@@ -19,6 +15,10 @@ def load_entries(path: str | os.PathLike[str], key: str = "", *, of: str) -> lis
     Raises:
         ConfigError: no such file, no YAML, or no list of mappings there; names ``of``, the file and the entry.
     """
+    import yaml
+    from omegaconf import OmegaConf  # 0.1 s, and only for workers that are given files
+    from omegaconf.errors import OmegaConfBaseException
+
     name = f"{of}={os.fspath(path)!r}"
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(os.fspath(path)), resolve=True)

@@ -109,7 +109,7 @@ class ChatTemplate:
         return ids[len(head) :]
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def stop_token_ids(tokenizer: Any, model_path: str = "") -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import secrets
 import select
@@ -18,6 +19,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,11 +35,14 @@ STOP_MARGIN_S = 14.0
 #: Rooms whose children are given `launcher.stop_timeout_s` one after another.
 STOP_STAGES = 4
 KILL_S = 5.0
+#: A launcher that hangs up has ended milliseconds later.
+HANG_UP_S = 1.0
 TAIL_LINES = 40
 
 
 class Launched:
-    """A launcher that serves: ``endpoint`` to connect to, ``run_id``, ``run_dir``, ``log_dir``, ``pid``."""
+    """A launcher whose engines serve: ``endpoint`` to connect to, ``run_id``, ``run_dir``, ``log_dir``, ``pid``.
+    ``started`` is done once its workers do, too, or tells why that will not be."""
 
     def __init__(self, process: _Launcher, facts: Mapping[str, str], stop_timeout_s: float) -> None:
         self.endpoint, self.run_id = facts["endpoint"], facts["run_id"]
@@ -47,6 +53,10 @@ class Launched:
         self._owner = os.getpid()
         self._closed = False
         self._reason: Exception | None = None
+        self.started: Future[None] = Future()
+        self.started.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        self._listener = threading.Thread(target=self._listen, name="zagent-launcher", daemon=True)
+        self._listener.start()
         atexit.register(self.close)
 
     @property
@@ -58,9 +68,28 @@ class Launched:
         """Why it ended by itself, as the launcher's own error; None while it runs or after `close`."""
         if self.alive or self._closed:
             return None
-        if self._reason is None:
-            self._reason = self._process.last_words(self.log_dir / "launcher.log")
+        self._listener.join(KILL_S)
         return self._reason
+
+    def _listen(self) -> None:
+        """To what the launcher says until it hangs up."""
+        reason: Exception | None = None
+        while event := self._process.next_event(math.inf):
+            if event["event"] == "failed":
+                reason = from_wire(event["error"])
+            else:
+                self._settle(None)
+        self._process.wait(KILL_S)  # whoever hears of the end finds nothing left
+        self._reason = reason or self._process.last_words(self.log_dir / "launcher.log")
+        self._settle(self._reason)
+
+    def _settle(self, error: Exception | None) -> None:
+        """It has started, or will not: whoever says so first is right."""
+        with suppress(InvalidStateError):
+            if error is None:
+                self.started.set_result(None)
+            else:
+                self.started.set_exception(error)
 
     def close(self) -> None:
         """End the cluster: SIGTERM, a bounded wait, SIGKILL. Does nothing the second time, and in a forked child."""
@@ -68,11 +97,13 @@ class Launched:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._process.end(self._stop_s)
+        self._settle(ConnectionLost("the cluster was closed while it started"))
+        self._process.end(self._stop_s, self._listener)
 
 
 def start_launcher(config: Config, command: Sequence[str] | None = None) -> Launched:
-    """Start a cluster and wait until it serves. ``command`` replaces ``python -m zagent.launch --embedded``.
+    """Start a cluster and wait until its engines and services can be called. ``command`` replaces
+    ``python -m zagent.launch --embedded``.
 
     Raises:
         ConfigError, UnknownAgent: ``config`` cannot be used on this machine.
@@ -118,14 +149,15 @@ class _Launcher:
         return self._popen.poll() is None
 
     def next_event(self, timeout: float) -> dict[str, Any] | None:
-        """The next line; None when it hung up or ``timeout`` seconds are over."""
+        """The next line; None when it hung up or ``timeout`` seconds (inf: never) are over."""
         assert self._popen.stdout is not None
         deadline = time.monotonic() + timeout
         line = self._popen.stdout.fileno()
         poll = select.poll()
         poll.register(line, select.POLLIN)
         while b"\n" not in self._said:
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            left = max(0.0, deadline - time.monotonic())
+            ready = poll.poll(None if left == math.inf else left * 1000)
             piece = os.read(line, 1 << 16) if ready else b""
             if not piece:
                 return None
@@ -136,7 +168,7 @@ class _Launcher:
 
     def unheard(self) -> str:
         """What to say about a launcher that said nothing."""
-        if self._hung_up():
+        if self.wait(HANG_UP_S):
             what = f"the launcher (pid {self.pid}) {_ended(self._popen.returncode)} without a word"
         else:
             what = f"the launcher (pid {self.pid}) said nothing in time"
@@ -145,34 +177,30 @@ class _Launcher:
         return "\n".join([what, *text.splitlines()[-TAIL_LINES:]])
 
     def last_words(self, log: Path) -> Exception:
-        """Why it ended: its own error, or that it was killed."""
-        event = self.next_event(0.0)
-        if event is not None and event["event"] == "failed":
-            return from_wire(event["error"])
+        """What to say about one that ended without giving a reason."""
         lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.exists() else []
         what = f"the launcher (pid {self.pid}) {_ended(self._popen.returncode)}; last lines of {log}:"
         return ConnectionLost("\n".join([what, *lines]))
 
-    def end(self, timeout: float) -> None:
-        """SIGTERM, wait for at most ``timeout`` seconds, SIGKILL; its children die with it."""
+    def end(self, timeout: float, listener: threading.Thread | None = None) -> None:
+        """SIGTERM, wait for at most ``timeout`` seconds, SIGKILL; its children die with it. ``listener`` reads what it
+        says."""
         with self._lock:
             if self._popen.poll() is None:
                 self._popen.terminate()
-                self._wait(timeout)
+                if not self.wait(timeout):
+                    self._popen.kill()
+                    self._popen.wait(KILL_S)
+            if listener is not None:
+                listener.join(KILL_S)  # what it says has ended: nobody else has the other end
             if self._popen.stdout is not None:
                 self._popen.stdout.close()
             self._errors.close()
 
-    def _wait(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> bool:
+        """Whether it has ended within ``timeout`` seconds."""
         try:
             self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait(KILL_S)
-
-    def _hung_up(self) -> bool:
-        try:
-            self._popen.wait(1.0)  # hanging up and exiting are milliseconds apart
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -193,7 +221,9 @@ def _environment() -> dict[str, str]:
     return made
 
 
-def _ended(code: int) -> str:
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "hung up"
     if code >= 0:
         return f"exited with code {code}"
     return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else -code}"

@@ -65,10 +65,15 @@ def run_job(
 
 
 def launch_cluster(config: Config) -> AbstractContextManager[Manager]:
-    """`AgentLoopManager.launch`."""
+    """`AgentLoopManager.launch`, and all of it: nothing is written before it is known that rows can run."""
     from zagent.trainer.manager import AgentLoopManager  # brings the wire in; a refused prompts file needs none of it
 
-    manager: AbstractContextManager[Manager] = AgentLoopManager.launch(config)
+    manager = AgentLoopManager.launch(config)
+    try:
+        manager.wait_until_started()
+    except BaseException:
+        manager.close()
+        raise
     return manager
 
 

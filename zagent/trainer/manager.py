@@ -6,11 +6,11 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from zagent.client.link import WELCOME_TIMEOUT_S
 from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
@@ -27,6 +27,7 @@ from zagent.trainer.rollout import Rollout
 from zagent.trainer.rows import Row, rows_of
 from zagent.types import Outcome
 
+Result = TypeVar("Result")
 #: Seconds that a broker may be away before a manager that only joined the cluster takes it for gone. One that is
 #: started again answers within two; on the launcher's own host its end is seen at once.
 BROKER_PATIENCE_S = 30.0
@@ -67,12 +68,14 @@ class AgentLoopManager:
 
     @classmethod
     def launch(cls, config: Config | None = None) -> AgentLoopManager:
-        """Start a cluster on this machine and connect to it.
+        """Start a cluster on this machine and connect to it, as soon as its engines and services can be called: a
+        trainer can be set up while the workers start. All that needs them waits for them.
 
         Raises:
             ConfigError, UnknownAgent: the configuration cannot be used here.
             StartupError: a process did not become ready.
-            Nothing is left of what was started.
+            Nothing is left of what was started. What only a worker finds out (about a loop, a tool, a reward function,
+            a tokenizer) is raised by `wait_until_started`, and by whatever waits.
         """
         launched = start_launcher(config or Config())
         try:
@@ -105,6 +108,20 @@ class AgentLoopManager:
         """Join a cluster that somebody else launched. Raises `ConnectionLost` if nobody answers there within
         ``timeout`` seconds; until then the cluster may still be starting."""
         return cls(endpoint, timeout=timeout)
+
+    def wait_until_started(self) -> None:
+        """Wait for the workers of a cluster that this process launched.
+
+        Raises:
+            ConfigError, UnknownAgent: one of them cannot use its part of the configuration.
+            StartupError: one did not become ready.
+            The cluster has ended then.
+        """
+        self._io.run(self._started())
+
+    async def _started(self) -> None:
+        if self._launched is not None:
+            await asyncio.wrap_future(self._launched.started)
 
     # ---- rollouts ---------------------------------------------------------------------------------------------------
 
@@ -155,9 +172,11 @@ class AgentLoopManager:
                 await asyncio.wrap_future(self._io.submit(rollout.cancel()))
 
     async def _start(self, rows: list[Row]) -> Rollout:
+        await self._started()  # else the first worker that is there would be given all of them
         return Rollout(self._calls, rows, self._window)
 
     async def _run(self, rows: list[Row]) -> tuple[list[Outcome], int]:
+        await self._started()
         pad = await self._control.pad_token_id()  # before the work: what is done then needs nobody any more
         return await (await self._start(rows)).rest(), pad
 
@@ -177,24 +196,33 @@ class AgentLoopManager:
     def status(self) -> dict[str, Any]:
         """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, restarts, pid),
         `sessions`, `pending`, `counters`."""
-        status: dict[str, Any] = self._io.run(self._control.broker("status"))
+        status: dict[str, Any] = self._ask(lambda: self._control.broker("status"))
         return status
 
     def engine_stats(self) -> dict[str, dict[str, Any]]:
         """Per engine, by its own count: calls, prompt_tokens, cached_tokens, response_tokens, in_flight."""
-        return self._io.run(self._control.on_members(ENGINE_POOL, "stats"))
+        return self._ask(lambda: self._control.on_members(ENGINE_POOL, "stats"))
 
     def clear_kv_cache(self) -> None:
         """Every engine forgets its prefix cache. Raises `EngineError` if one cannot (calls are running)."""
-        self._io.run(self._control.on_members(ENGINE_POOL, "clear_cache"))
+        self._ask(lambda: self._control.on_members(ENGINE_POOL, "clear_cache"))
 
     def drain(self, name: str, pool: str = ENGINE_POOL) -> None:
         """Give a member nothing new; what it has finishes. Its sessions move to others."""
-        self._io.run(self._control.broker("drain", [pool, name]))
+        self._ask(lambda: self._control.broker("drain", [pool, name]))
 
     def remove(self, name: str, pool: str = ENGINE_POOL) -> None:
         """Take a member out at once; its calls run again elsewhere."""
-        self._io.run(self._control.broker("remove", [pool, name]))
+        self._ask(lambda: self._control.broker("remove", [pool, name]))
+
+    def _ask(self, question: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Of a cluster that has started: until then its pools are not complete."""
+
+        async def ask() -> Result:
+            await self._started()
+            return await question()
+
+        return self._io.run(ask())
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

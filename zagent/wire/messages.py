@@ -30,6 +30,7 @@ class Call(NamedTuple):
     member: str = ""  #: this member and no other, past balancing and credits (control calls)
     incarnation: int = 0  #: the broker's, as the caller knows it
     suspect: bool = False  #: it was aboard when a member died by itself: it may be what killed it
+    group: str = ""  #: calls of one group have the same beginning, and may be brought together; "" = none
 
 
 class Reply(NamedTuple):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from zagent.client.calls import Calls
@@ -21,7 +23,8 @@ class SampleServerManager(AsyncLLMServerManager):
     Args:
         calls: the worker's pending table.
         seed_key: `Row.seed_key`; engine call k of the trajectory is seeded with `seed_for(*seed_key, k)`, unless the
-            loop sets `sampling_seed` itself. Simulated engines honour it; SGLang only in its deterministic mode.
+            loop sets `sampling_seed` itself. Simulated engines honour it; SGLang only in its deterministic mode. Rows
+            that differ in the sample alone have the same prompt: their calls form a group.
         response_length: `max_new_tokens` of calls that do not say it; engines would go on to the context's end.
         trace: told of each call.
     """
@@ -29,7 +32,7 @@ class SampleServerManager(AsyncLLMServerManager):
     def __init__(
         self, calls: Calls, seed_key: Sequence[Any], response_length: int, trace: RowTrace | None = None
     ) -> None:
-        super().__init__(calls)
+        super().__init__(calls, group=prompt_group(*seed_key[1:4]))
         self._trace = trace
         self._response_length = response_length
         self._seed: Callable[[int], int] = partial(seed_for, *seed_key)
@@ -68,6 +71,11 @@ class SampleServerManager(AsyncLLMServerManager):
         """The trajectory is over."""
         for session in self._sessions:
             await self.end_session(session)
+
+
+def prompt_group(step: int, validate: bool, uid: Any) -> str:
+    """What the calls of all samples of one prompt, and no others, have in common."""
+    return blake2b(json.dumps([step, validate, uid]).encode(), digest_size=8).hexdigest()  # headers stay short
 
 
 def without_max_tokens(sampling_params: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from zagent.engine.sim.cache import BLOCK, PrefixCache, PrefixHasher
 from zagent.engine.sim.experts import ExpertRouter
 from zagent.engine.sim.faults import FaultScript, Verdict, parse_faults
 from zagent.engine.sim.images import expand, mark
+from zagent.engine.sim.pace import Pace, Places
 from zagent.engine.sim.sampling import Answer, Sampler, Sampling, parse_sampling
 from zagent.engine.sim.tokens import token_source
 from zagent.errors import ConfigError, EngineError, InvalidRequest
@@ -70,7 +71,7 @@ class SimEngine:
         )
         self._hasher = PrefixHasher()
         self._cache = PrefixCache(sim.kv_capacity_tokens)
-        self._slots = asyncio.Semaphore(sim.max_batch)
+        self._places = Places(sim.max_batch)
         self._in_flight = 0
         self._started_at: float | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -104,8 +105,7 @@ class SimEngine:
         try:
             verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
             self._strike(verdict)
-            async with self._slots:
-                output = await self._run(marked_ids, sampling, budget, verdict, progress)
+            output = await self._in_place(marked_ids, sampling, budget, verdict, progress)
         finally:
             self._in_flight -= 1
         if request.images:
@@ -137,8 +137,27 @@ class SimEngine:
         ids = expand(request.prompt_ids, image_token_id, self._sim.tokens_per_image)
         return ids, mark(ids, image_token_id, request.images, self.info.vocab_size)
 
-    async def _run(
+    async def _in_place(
         self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, verdict: Verdict, progress: Progress | None
+    ) -> TokenOutput:
+        pace = Pace(await self._places.take(self._loop.time()), verdict.factor)
+        try:
+            output = await self._run(prompt_ids, sampling, budget, verdict, progress, pace=pace)
+        except BaseException:
+            self._places.give_back(self._loop.time())
+            raise
+        self._places.give_back(pace.time)
+        return output
+
+    async def _run(
+        self,
+        prompt_ids: np.ndarray,
+        sampling: Sampling,
+        budget: int,
+        verdict: Verdict,
+        progress: Progress | None,
+        *,
+        pace: Pace,
     ) -> TokenOutput:
         if verdict.effect == "hang" or self.died.done():
             await self._never()
@@ -146,7 +165,7 @@ class SimEngine:
         aborted = verdict.effect == "abort"
         if aborted:
             answer = answer.cut(answer.token_ids.size // 2)
-        cached = await self._spend(prompt_ids, answer, verdict.factor, progress)
+        cached = await self._spend(prompt_ids, answer, pace, progress)
         if self.died.done():
             await self._never()
         output = _output(answer, cached, aborted=aborted)
@@ -155,38 +174,34 @@ class SimEngine:
             output.routed_experts = self._router.routed(np.concatenate([prompt_ids, output.token_ids])[:-1])
         return output
 
-    async def _spend(self, prompt_ids: np.ndarray, answer: Answer, factor: float, progress: Progress | None) -> int:
+    async def _spend(self, prompt_ids: np.ndarray, answer: Answer, pace: Pace, progress: Progress | None) -> int:
         """Live through prefill and decode, keep the cache; returns the prompt tokens that were cached."""
         if not self._sim.kv_capacity_tokens:
-            await self._sleep(prompt_ids.size, self._sim.prefill_tokens_per_s, factor)
-            await self._decode(answer, factor, progress)
+            await pace.spend(prompt_ids.size, self._sim.prefill_tokens_per_s)
+            await self._decode(answer, pace, progress)
             return 0
         # The last token of either has no KV: a prompt's is always computed, an answer's never entered the model.
         keys = self._hasher.keys(np.concatenate([prompt_ids, answer.token_ids])[:-1])
         prompt_keys = keys[: (prompt_ids.size - 1) // BLOCK]
         cached = self._cache.cached_tokens(prompt_keys)
         if self._sim.prefill_tokens_per_s or self._sim.decode_tokens_per_s:
-            await self._sleep(prompt_ids.size - cached, self._sim.prefill_tokens_per_s, factor)
+            await pace.spend(prompt_ids.size - cached, self._sim.prefill_tokens_per_s)
             self._cache.insert(prompt_keys)
-        await self._decode(answer, factor, progress)
+        await self._decode(answer, pace, progress)
         self._cache.insert(keys)
         return cached
 
-    async def _decode(self, answer: Answer, factor: float, progress: Progress | None) -> None:
+    async def _decode(self, answer: Answer, pace: Pace, progress: Progress | None) -> None:
         """In pieces of `checkpoint_tokens` that ``progress`` is told of, and the last one."""
         size, step, done = answer.token_ids.size, self._checkpoint_tokens, 0
         if progress is not None and step:
             for end in range(step, size, step):
-                await self._sleep(step, self._sim.decode_tokens_per_s, factor)
+                await pace.spend(step, self._sim.decode_tokens_per_s)
                 if self.died.done():
                     await self._never()
                 progress(_output(answer.cut(end, done), 0, aborted=False))
                 done = end
-        await self._sleep(size - done, self._sim.decode_tokens_per_s, factor)
-
-    async def _sleep(self, tokens: int, tokens_per_s: float, factor: float) -> None:
-        if tokens and tokens_per_s:
-            await asyncio.sleep(tokens / tokens_per_s * factor)
+        await pace.spend(size - done, self._sim.decode_tokens_per_s)
 
     async def _never(self) -> NoReturn:
         """Wait until cancelled."""

@@ -6,6 +6,8 @@ log-probabilities out. Each process polls once, then takes all that has arrived.
 
 from __future__ import annotations
 
+import gc
+import os
 import struct
 import time
 from multiprocessing.connection import Connection
@@ -14,7 +16,15 @@ from typing import Any
 import numpy as np
 import zmq
 
-from benchmarks.traffic import Result, Round, header_bytes
+from benchmarks.processes import Processes
+from benchmarks.relay.caller import freeze, warm_up
+from benchmarks.relay.cluster import CallerProcesses, Shape
+from benchmarks.relay.traffic import Case, Round, Timing, answer, prompts, sampling_params, wrong_replies
+from zagent.wire.codec import encode_body, encode_header
+from zagent.wire.messages import Call
+
+FORMS = (False, True)
+PACE = 1.0
 
 #: No queue of the comparison ever fills.
 HIGH_WATER = 200_000
@@ -23,18 +33,21 @@ HEADER = struct.Struct("<II")
 SERVER = b"s"
 
 
+def start(processes: Processes, shape: Shape) -> CallerProcesses:
+    """A relay, servers, callers."""
+    endpoint = f"ipc://{shape.directory}/bare"
+    processes.start_ready([("relay", f"{__name__}:relay", {"endpoint": endpoint})])
+    settings = [{"endpoint": endpoint, "name": str(index)} for index in range(shape.servers)]
+    processes.start_ready([(f"server-{i}", f"{__name__}:serve", one) for i, one in enumerate(settings)])
+    return CallerProcesses(processes, shape.callers, {"caller": f"{__name__}:caller", "endpoint": endpoint})
+
+
 def _socket(kind: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     socket.setsockopt(zmq.LINGER, 0)
     return socket
-
-
-def answer(prompt: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The servers' rule: each id of the prompt's beginning plus one, and minus that as log-probability."""
-    ids = prompt[:count] + np.int32(1)
-    return ids, np.negative(ids, dtype=np.float32)
 
 
 def relay(settings: dict[str, Any], line: Connection) -> None:
@@ -81,23 +94,43 @@ def serve(settings: dict[str, Any], line: Connection) -> None:
             pass
 
 
-class Caller:
-    """Keeps ``in_flight`` calls under way over one DEALER."""
+class SocketCaller:
+    """As `benchmarks.relay.caller.Caller`, but without an event loop: one DEALER, polled."""
 
-    def __init__(self, endpoint: str, round_: Round) -> None:
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    def prepare(self, round_: Round) -> None:
+        """Make prompts, connect, warm up."""
         self._round = round_
-        self._padding = bytes(header_bytes(round_.case, f"session-{round_.seed}-{round_.calls}") - HEADER.size)
+        self._given = prompts(round_)
+        self._padding = bytes(header_bytes(round_.case, round_.session(round_.calls)) - HEADER.size)
         self._socket = _socket(zmq.DEALER)
-        self._socket.connect(endpoint)
+        self._socket.connect(self._endpoint)
+        self._call_all(prompts(warm_up(round_)))
+        freeze()
 
-    def run(self, prompts: list[Any]) -> tuple[Result, list[Any]]:
-        """All calls; timings, and the replies in the prompts' order."""
-        total = len(prompts)
+    def run(self) -> Timing:
+        """All calls."""
+        timing, self._replies = self._call_all(self._given)
+        return timing
+
+    def check(self) -> int:
+        """Disconnect; how many replies were wrong."""
+        self._socket.close()
+        wrong = wrong_replies(self._round, self._given, self._replies)
+        del self._given, self._replies
+        gc.unfreeze()
+        return wrong
+
+    def _call_all(self, given: list[Any]) -> tuple[Timing, list[Any]]:
+        """Timing, and the replies in the prompts' order."""
+        total = len(given)
         sent, latencies, replies = [0.0] * total, [0.0] * total, [None] * total
         number = done = 0
         start, cpu = time.monotonic(), time.process_time()
         while number < min(self._round.in_flight, total):
-            sent[number] = self._send(number, prompts[number])
+            sent[number] = self._send(number, given[number])
             number += 1
         while done < total:
             self._socket.poll()
@@ -109,11 +142,11 @@ class Caller:
                     latencies[which] = time.monotonic() - sent[which]
                     done += 1
                     if number < total:
-                        sent[number] = self._send(number, prompts[number])
+                        sent[number] = self._send(number, given[number])
                         number += 1
             except zmq.Again:
                 pass
-        return Result(start, time.monotonic(), time.process_time() - cpu, latencies), replies
+        return Timing(start, time.monotonic(), time.process_time() - cpu, latencies, os.getpid()), replies
 
     def _send(self, number: int, prompt: Any) -> float:
         now = time.monotonic()
@@ -125,5 +158,15 @@ class Caller:
         arrays = np.frombuffer(ids, np.int32), np.frombuffer(log_probs, np.float32)
         return tuple(array.tolist() for array in arrays) if self._round.case.as_lists else arrays
 
-    def close(self) -> None:
-        self._socket.close()
+
+def header_bytes(case: Case, session: str) -> int:
+    """Bytes of a call that are no token ids: zagent's header and the skeleton of its body."""
+    header = encode_header(Call(bytes(16), 1, "engine", "generate", session, -1, "", 1))
+    prompt = np.zeros(case.prompt, np.int32)
+    body = encode_body([prompt, sampling_params(case), None, None])
+    return len(header) + sum(memoryview(part).nbytes for part in body) - prompt.nbytes
+
+
+def caller(settings: dict[str, Any]) -> SocketCaller:
+    """Made in the caller's process."""
+    return SocketCaller(settings["endpoint"])

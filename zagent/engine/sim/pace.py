@@ -1,0 +1,58 @@
+"""Places in the batch and the time that calls take in them, both as modelled: an event loop that wakes late (a busy
+machine, hundreds of engines in one process) delays answers, but makes no engine slower than it is said to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Places:
+    """So many calls at once, the others in order of arrival. A place is handed on as of the modelled time at which it
+    became free, which may be a little before the event loop knows."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[float]] = deque()
+
+    async def take(self, arrived: float) -> float:
+        """Wait for a place; since when it is the caller's. Times are the loop's."""
+        if self._free:
+            self._free -= 1
+            return arrived
+        turn: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return max(arrived, await turn)
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came in the same moment
+                self.give_back(turn.result())
+            raise
+
+    def give_back(self, at: float) -> None:
+        """Free as of the time ``at``."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(at)
+                return
+        self._free += 1
+
+
+class Pace:
+    """One call's time: each part ends when it should, however late the one before was noticed.
+
+    Args:
+        began: when the call got its place.
+        factor: how many times longer everything takes.
+    """
+
+    def __init__(self, began: float, factor: float) -> None:
+        self.time = began
+        self._factor = factor
+
+    async def spend(self, tokens: int, tokens_per_s: float) -> None:
+        """Sleep until ``tokens`` more are done; 0 tokens per second = at once."""
+        if tokens and tokens_per_s:
+            self.time += tokens / tokens_per_s * self._factor
+            await asyncio.sleep(max(0.0, self.time - asyncio.get_running_loop().time()))
