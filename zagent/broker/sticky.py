@@ -6,11 +6,10 @@ Sessions with a call in flight are never evicted; idle ones are kept in an LRU.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from cachetools import LRUCache
 
 if TYPE_CHECKING:
     from zagent.broker.pool import Member
@@ -30,8 +29,10 @@ class Sessions:
     """All sessions by key (pool name, session name)."""
 
     def __init__(self, cache_size: int) -> None:
+        self._cache_size = cache_size
         self._active: dict[Hashable, Session] = {}
-        self._idle: LRUCache[Hashable, Session] = LRUCache(maxsize=cache_size)
+        #: The longest idle first. A plain dict that keeps order: every call asks here (cachetools took 4 µs of its 17).
+        self._idle: OrderedDict[Hashable, Session] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._active) + len(self._idle)
@@ -69,6 +70,8 @@ class Sessions:
         del self._active[key]
         if session.bound and not session.ended and not session.member.leaves:
             self._idle[key] = session
+            if len(self._idle) > self._cache_size:
+                self._idle.popitem(last=False)
 
     def end(self, key: Hashable) -> None:
         """The trajectory is over."""

@@ -49,6 +49,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 # Without the Python wrappers of `zmq.Socket`, which serve other socket types and options and cost as much again.
 _send_frame = zmq.backend.Socket.send
+_receive_frame = zmq.backend.Socket.recv
 _get_option: Callable[[zmq.Socket[bytes], int], Any] = zmq.backend.Socket.get
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
@@ -64,11 +65,10 @@ def _send(socket: zmq.Socket[bytes], frames: Frames) -> None:
 def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
     """`recv_multipart`, never waiting: bytes, and a `zmq.Frame` for each frame from `UNCOPIED_FROM` on (a buffer as
     well, and sent on without a copy). Raises `zmq.Again` when nothing is there."""
-    receive = socket.recv
-    frame = receive(_NOBLOCK, False)
+    frame = _receive_frame(socket, _NOBLOCK, False)
     frames: list[Any] = [frame.bytes]
     while frame.more:
-        frame = receive(_NOBLOCK, False)
+        frame = _receive_frame(socket, _NOBLOCK, False)
         frames.append(frame.bytes if len(frame) < UNCOPIED_FROM else frame)
     return frames
 
