@@ -11,7 +11,7 @@ import pytest
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
 from zagent.client.calls import Calls, Retry
-from zagent.client.link import Link
+from zagent.client.link import CONTROL, DATA, Link
 from zagent.client.member import Member, Method
 from zagent.errors import DeadlineExceeded, MemberLost
 from zagent.wire.messages import Call
@@ -250,6 +250,43 @@ def test_what_nobody_comes_back_for_is_stopped() -> None:
 
 
 # ---- the same broker ------------------------------------------------------------------------------------------------
+
+
+async def restart_without(cluster: Cluster, link: Link, seconds: float) -> None:
+    """The next broker hears of that peer only so many seconds after its start."""
+    cluster.kill_broker()
+    lanes = [lane + link.nonce for lane in (DATA, CONTROL)]
+    said = {lane: cluster.router._waiting.pop(lane) for lane in lanes}
+    cluster.start_broker()
+    await asyncio.sleep(seconds)
+    cluster.router._waiting |= said
+    for lane in lanes:
+        cluster.router.connected(lane)
+    await asyncio.sleep(0.2)
+
+
+def test_what_was_stopped_as_another_has_it_answers_for_nobody() -> None:
+    """A member comes too late, and stops what runs elsewhere by then. The next broker hears of it first: the call is
+    found where it runs, and no further attempt begins beside it."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            runs = Runs()
+            links = {name: (await link_of(cluster, runs, name))[1] for name in ("a", "b")}
+            calls = await cluster.caller()
+            (task,) = await asked(calls, "x", seconds=20)
+            await asyncio.sleep(0.5)
+            ((_, late),) = runs.where
+            await restart_without(cluster, links[late], 3.0)
+            assert [name for _, name in runs.where] == [late, "ab".replace(late, "")]
+            assert runs.cancelled == {"x": 1}
+            await restart_without(cluster, links["ab".replace(late, "")], 1.0)
+            assert await task == "x"
+            assert runs.attempts == [1, 1]
+            assert runs.finished == {"x": 1}
+            assert cluster.quiet()
+
+    run(main())
 
 
 @LATENCIES

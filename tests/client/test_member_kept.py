@@ -108,6 +108,36 @@ def test_a_hello_names_what_runs_and_what_is_kept() -> None:
     run(main())
 
 
+async def stubborn(argument: Any, call: Call) -> None:
+    """Takes five seconds to stop."""
+    try:
+        await forever(argument, call)
+    finally:
+        await asyncio.sleep(5)
+
+
+def test_a_hello_names_nothing_that_was_to_be_stopped() -> None:
+    """Whether it still runs or has ended: another member may have it, and what this one says of it is no answer."""
+
+    async def main() -> None:
+        alone = await Alone({"do": do, "wait": forever, "stop": stubborn}).open()
+        for call, method in ((b"1", "wait"), (b"2", "stop"), (b"3", "wait"), (b"4", "do")):
+            alone.call(call, method)
+        await asyncio.sleep(1)
+        for call in (b"1", b"2"):
+            alone.cancel(call)
+        for _ in range(2):  # while it ends, and after that
+            await asyncio.sleep(3)
+            alone.send(HelloWanted())
+            await asyncio.sleep(1)
+            assert sorted(alone.held()) == [[b"3", 1, "", "wait", True], [b"4", 1, "", "do", False]]
+            alone.welcome(known=True)
+        assert alone.answers()[1:] == [("Failure", call, 1, "TransientError") for call in (b"1", b"2")]
+        await alone.member.leave("the test is over")
+
+    run(main())
+
+
 def test_the_first_hello_holds_nothing() -> None:
     """And says so."""
 

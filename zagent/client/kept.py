@@ -20,6 +20,7 @@ class Answer:
     call: Call
     message: Reply | Failure
     body: Frames
+    stopped: bool = False  #: the member was told to stop the call before
     size: int = 0  #: bytes of the body
 
 

@@ -42,6 +42,8 @@ class Member:
         self._link = link
         self._methods = dict(methods)
         self._running: dict[Key, tuple[Call, asyncio.Task[None]]] = {}
+        #: What of these we were told to stop.
+        self._stopped: set[Key] = set()
         self._kept = Kept(KEPT_BYTES)
         self._early: LRUCache[Key, bool] = LRUCache(maxsize=EARLY_CANCELS)
         self._leaving = False
@@ -61,8 +63,10 @@ class Member:
 
     def _facts(self) -> dict[str, Any]:
         """Ours, and the calls that a broker that does not know them may give us back. Those that named this member are
-        none: they come here anyway."""
-        calls = [(call, True) for call, _ in self._running.values()] + [(kept.call, False) for kept in self._kept]
+        none, as they come here anyway. Nor are those that it was told to stop: somebody else may have them by now, and
+        what we say of them is no answer."""
+        calls = [(call, True) for key, (call, _) in self._running.items() if key not in self._stopped]
+        calls += [(kept.call, False) for kept in self._kept if not kept.stopped]
         held = [[c.call, c.attempt, c.session, c.method, runs] for c, runs in calls if not c.member]
         return {**self._link.identity.facts, "held": held}
 
@@ -100,6 +104,7 @@ class Member:
             self._send(Answer(call, Reply(call.call, call.attempt), answer))
         finally:
             self._running.pop((call.call, call.attempt), None)
+            self._stopped.discard((call.call, call.attempt))
             if timer is not None:
                 timer.cancel()
 
@@ -129,7 +134,9 @@ class Member:
     def _cancel(self, cancel: Cancel, body: Frames) -> None:
         key = (cancel.call, cancel.attempt)
         running = self._running.get(key)
-        if running is not None:  # later: a task cancelled before its first step would never run, and never answer
+        if running is not None:
+            self._stopped.add(key)
+            # Later: a task cancelled before its first step would never run, and never answer.
             asyncio.get_running_loop().call_soon(running[1].cancel)
             return
         kept = self._kept.take(key)
@@ -149,6 +156,7 @@ class Member:
         self._send(Answer(call, Failure(call.call, call.attempt, accepted), encode_body(to_wire(error))))
 
     def _send(self, answer: Answer) -> None:
+        answer.stopped = answer.stopped or (answer.call.call, answer.call.attempt) in self._stopped
         self._kept.put(answer)
         with suppress(ConnectionLost):  # the broker has told the caller already that this member is gone
             self._link.send(answer.message, answer.body)
