@@ -111,7 +111,8 @@ def _broker(config: Config, facts: Facts, entry: str) -> ChildSpec:
         "max_pending": config.broker.max_pending,
         "sticky_cache_size": config.routing.sticky_cache_size,
         "record": config.routing.record,
-        "routing": config.routing.thresholds,
+        # Not the services': their sessions may be more than caches, and stay where they are.
+        "routing": {POLICY_POOL: config.routing.thresholds},
         "incarnation": 1,
         "expected": [],
         "info": {

@@ -124,15 +124,17 @@ def test_a_hello_names_nothing_that_was_to_be_stopped() -> None:
         for call, method in ((b"1", "wait"), (b"2", "stop"), (b"3", "wait"), (b"4", "do")):
             alone.call(call, method)
         await asyncio.sleep(1)
-        for call in (b"1", b"2"):
+        for call in (b"1", b"2", b"5"):
             alone.cancel(call)
+        await asyncio.sleep(0.1)
+        alone.call(b"5", "do")  # overtaken by its cancel
         for _ in range(2):  # while it ends, and after that
             await asyncio.sleep(3)
             alone.send(HelloWanted())
             await asyncio.sleep(1)
             assert sorted(alone.held()) == [[b"3", 1, "", "wait", True], [b"4", 1, "", "do", False]]
             alone.welcome(known=True)
-        assert alone.answers()[1:] == [("Failure", call, 1, "TransientError") for call in (b"1", b"2")]
+        assert alone.answers()[1:] == [("Failure", call, 1, "TransientError") for call in (b"1", b"5", b"2")]
         await alone.member.leave("the test is over")
 
     run(main())

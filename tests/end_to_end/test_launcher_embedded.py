@@ -21,6 +21,7 @@ from support import fake_launch
 from support.processes import PATIENCE_S, eventually, running, with_run_id
 from zagent.config import Config
 from zagent.errors import ConfigError, ConnectionLost, PoolLost, StartupError
+from zagent.trainer import embed
 from zagent.trainer.embed import Launched, start_launcher
 
 Start = Callable[..., Launched]
@@ -108,6 +109,22 @@ def test_engines_can_be_called_before_workers_are_there(config: Config) -> None:
     assert with_run_id(launched.run_id) == []
     with pytest.raises(ConnectionLost, match="closed while it started"):
         launched.started.result(PATIENCE_S)
+
+
+def test_a_launcher_that_says_nothing_more_is_not_waited_for(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves, and is stopped before its workers are there: who waits for these is told so in time."""
+    monkeypatch.setattr(embed, "START_MARGIN_S", 0.0)
+    hurried = config.model_copy(update=limited(config, start_timeout_s=6.0))
+    launched = start_launcher(hurried, command(worker="hanging"))
+    try:
+        os.kill(launched.pid, signal.SIGSTOP)
+        with pytest.raises(StartupError, match="said nothing in time"):
+            launched.started.result(PATIENCE_S)
+        assert launched.alive
+        os.kill(launched.pid, signal.SIGCONT)
+    finally:
+        launched.close()
+    assert with_run_id(launched.run_id) == []
 
 
 def test_a_worker_that_cannot_start_ends_what_serves(config: Config) -> None:

@@ -63,7 +63,7 @@ def test_broker_settings() -> None:
     settings = make("broker.max_pending=7", "routing.sticky_cache_size=9").broker.settings
     assert settings["endpoint"] == "ipc:///run/z/b"
     assert (settings["max_pending"], settings["sticky_cache_size"], settings["incarnation"]) == (7, 9, 1)
-    assert settings["routing"] == {"group_over": None, "rebind_over": None}
+    assert settings["routing"] == {"engine": {"group_over": None, "rebind_over": None}}
     info = dict(settings["info"])
     assert Config.from_dict(info.pop("config")).model.path == "/models/resolved"
     assert info == {"run_id": "run-1", "run_dir": "/run/z", "launcher_pid": 4242}
@@ -71,7 +71,8 @@ def test_broker_settings() -> None:
 
 def test_endpoint_of_the_configuration_is_used() -> None:
     """A user's endpoint goes to the broker as it is."""
-    assert make("routing.group=true").broker.settings["routing"] == {"group_over": (8, 1.5), "rebind_over": None}
+    group = make("routing.group=true").broker.settings["routing"]["engine"]
+    assert group == {"group_over": (8, 1.5), "rebind_over": None}
     assert make("broker.endpoint=ipc:///elsewhere/x").broker.settings["endpoint"] == "ipc:///elsewhere/x"
 
 

@@ -99,7 +99,7 @@ class Member:
 
     @property
     def has_room(self) -> bool:
-        return self.state is State.READY and len(self.leases) < self.credits and not (self.reserved or self.suspects)
+        return self.state is State.READY and len(self.leases) < self.credits and not self.on_trial
 
     @property
     def on_trial(self) -> bool:

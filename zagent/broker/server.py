@@ -21,8 +21,6 @@ from zagent.wire.sockets import RouterSocket
 POLL_MS = 200
 #: Seconds between two ticks: waiting calls expire this late at most.
 TICK_S = 0.2
-#: The pool that `routing` is about. Services' sessions may be more than caches: they stay where they are.
-ENGINES = "engine"
 
 
 class Router(Protocol):
@@ -68,8 +66,8 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
 
     Settings: `endpoint`, `secret`, `pools` (names), `max_pending`, `sticky_cache_size`, `incarnation`, `expected` (of a
     broker in the place of one that died: [pool, name, epoch] of the members that live), `info` (told to every peer),
-    and, if need be, `routing` (`RoutingConfig.thresholds`) and `record` (path of the assignments' JSON lines). Reports
-    the bound `endpoint` when ready.
+    and, if need be, `routing` (`RoutingConfig.thresholds` by pool) and `record` (path of the assignments' JSON lines).
+    Reports the bound `endpoint` when ready.
     """
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))  # only noted; the loop acts
@@ -79,7 +77,10 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
             pools=settings["pools"],
             max_pending=settings["max_pending"],
             sticky_cache_size=settings["sticky_cache_size"],
-            routing={ENGINES: routing(settings.get("routing", {}), settings["sticky_cache_size"])},
+            routing={
+                pool: routing(thresholds, settings["sticky_cache_size"])
+                for pool, thresholds in settings.get("routing", {}).items()
+            },
             incarnation=settings["incarnation"],
             expected=settings.get("expected", ()),
             facts=settings["info"],

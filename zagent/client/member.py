@@ -82,7 +82,7 @@ class Member:
         if kept is not None:
             self._send(kept)
         elif self._early and self._early.pop(key, False):
-            self._answer_error(call, TransientError("cancelled before it began"))
+            self._answer_error(call, TransientError("cancelled before it began"), stopped=True)
         elif self._closing is not None:
             self._answer_error(call, Refused(f"{self._link.identity.name} is leaving: {self._closing}"))
         else:
@@ -151,9 +151,9 @@ class Member:
             with suppress(ConnectionLost):
                 self._link.send(Progress(call.call, call.attempt), encode_body(value))
 
-    def _answer_error(self, call: Call, error: BaseException) -> None:
+    def _answer_error(self, call: Call, error: BaseException, *, stopped: bool = False) -> None:
         accepted = not isinstance(error, TransientError)
-        self._send(Answer(call, Failure(call.call, call.attempt, accepted), encode_body(to_wire(error))))
+        self._send(Answer(call, Failure(call.call, call.attempt, accepted), encode_body(to_wire(error)), stopped))
 
     def _send(self, answer: Answer) -> None:
         answer.stopped = answer.stopped or (answer.call.call, answer.call.attempt) in self._stopped

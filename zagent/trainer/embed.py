@@ -44,12 +44,15 @@ class Launched:
     """A launcher whose engines serve: ``endpoint`` to connect to, ``run_id``, ``run_dir``, ``log_dir``, ``pid``.
     ``started`` is done once its workers do, too, or tells why that will not be."""
 
-    def __init__(self, process: _Launcher, facts: Mapping[str, str], stop_timeout_s: float) -> None:
+    def __init__(
+        self, process: _Launcher, facts: Mapping[str, str], stop_timeout_s: float, start_by: float = math.inf
+    ) -> None:
         self.endpoint, self.run_id = facts["endpoint"], facts["run_id"]
         self.run_dir, self.log_dir = Path(facts["run_dir"]), Path(facts["log_dir"])
         self.pid = process.pid
         self._process = process
         self._stop_s = STOP_STAGES * stop_timeout_s + STOP_MARGIN_S
+        self._start_by = start_by  #: of the monotonic clock
         self._owner = os.getpid()
         self._closed = False
         self._reason: Exception | None = None
@@ -74,14 +77,24 @@ class Launched:
     def _listen(self) -> None:
         """To what the launcher says until it hangs up."""
         reason: Exception | None = None
-        while event := self._process.next_event(math.inf):
-            if event["event"] == "failed":
+        while (event := self._process.next_event(self._patience())) or not self._has_ended():
+            if event is None:
+                self._settle(StartupError(self._process.unheard()))
+            elif event["event"] == "failed":
                 reason = from_wire(event["error"])
             else:
                 self._settle(None)
         self._process.wait(KILL_S)  # whoever hears of the end finds nothing left
         self._reason = reason or self._process.last_words(self.log_dir / "launcher.log")
         self._settle(self._reason)
+
+    def _patience(self) -> float:
+        """Seconds in which it must say something; it has nothing to say once it has started."""
+        return math.inf if self.started.done() else max(0.0, self._start_by - time.monotonic())
+
+    def _has_ended(self) -> bool:
+        """Whether silence means that; else it has been silent for too long while it started."""
+        return self.started.done() or self._process.wait(HANG_UP_S)
 
     def _settle(self, error: Exception | None) -> None:
         """It has started, or will not: whoever says so first is right."""
@@ -111,14 +124,16 @@ def start_launcher(config: Config, command: Sequence[str] | None = None) -> Laun
     """
     if not isinstance(config, Config):
         raise ConfigError(f"a zagent.Config is needed (Config.load, Config.from_dict), got {type(config).__name__}")
+    limit = config.launcher.start_timeout_s + START_MARGIN_S
+    start_by = time.monotonic() + limit
     process = _Launcher(config, command or [sys.executable, "-m", "zagent.launch", "--embedded"])
     try:
-        facts = process.next_event(config.launcher.start_timeout_s + START_MARGIN_S)
+        facts = process.next_event(limit)
         if facts is None:
             raise StartupError(process.unheard())
         if facts["event"] == "failed":
             raise from_wire(facts["error"])
-        return Launched(process, facts, config.launcher.stop_timeout_s)
+        return Launched(process, facts, config.launcher.stop_timeout_s, start_by)
     except BaseException:  # Ctrl-C while it starts, too
         process.end(STOP_STAGES * config.launcher.stop_timeout_s + STOP_MARGIN_S)
         raise

@@ -202,7 +202,7 @@ class _Arrays:
     def __call__(self, code: int, data: bytes) -> np.ndarray:
         self._arrays += 1
         if self._arrays > MAX_ARRAYS:
-            raise DecodeError(f"more than {MAX_ARRAYS} arrays")
+            raise DecodeError(f"more than {MAX_ARRAYS} arrays", self._frames)
         if code in _VECTORS:
             return np.frombuffer(data, _VECTORS[code])
         if code != _ARRAY:
