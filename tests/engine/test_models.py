@@ -261,6 +261,17 @@ def test_command_prints_the_directory(
     assert capsys.readouterr().out.strip() == str(cache / "smollm2-135m-0.1.2")
 
 
+def test_what_converting_needs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before anything is downloaded, with both remedies."""
+    monkeypatch.setattr(models, "CONVERTERS", ("json", "no_such_package"))
+    monkeypatch.setattr(models, "cache_directory", lambda: tmp_path)
+    wanted = (
+        r"model.path=smollm2-135m needs no_such_package, .* pip install 'zagent\[models\]', or take model.path=tiny"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        models.resolve("smollm2-135m")
+
+
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["smollm2-135m", "more"]])
 def test_command_says_how_it_is_used(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong arguments end with 2 and the usage."""

@@ -65,6 +65,7 @@ def test_the_final_model_solves_questions(final: tuple[Any, Any]) -> None:
     assert sum(trace.calls_right and trace.answer_right for trace in traces) >= 15, traces
 
 
+@pytest.mark.timeout(300)  # some seconds of torch, which other work on the same cores may slow twenty times
 def test_the_final_model_believes_the_tool(final: tuple[Any, Any]) -> None:
     """Where the calculator is wrong, so are the answers, in the tool's way."""
     traces = play(*final, questions(time.time_ns(), 16), wrong_tool(0))
