@@ -223,6 +223,46 @@ def test_a_held_call_that_its_caller_has_gone_on_from_is_stopped() -> None:
     assert d.in_flight() == {"m0": 1, "m1": 0}
 
 
+def hold(d: Driver, name: str, attempt: int, *, running: bool = True) -> bytes:
+    """A member comes with that attempt of call 0."""
+    d.attempts[b"0"] = attempt
+    return d.join(name, held=[(b"0", "", running)])
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("later", [2, 5])
+@pytest.mark.parametrize("first", ["older", "newer"])
+def test_of_two_attempts_that_members_come_with_the_older_is_stopped(first: str, later: int, running: bool) -> None:
+    """Whoever comes first, and however many attempts there were in between; also if the newer has been answered."""
+    d, caller, _ = restarted("m0", "m1", calls=1)
+    cancels = []
+    for attempt in (1, later) if first == "older" else (later, 1):
+        hold(d, "m0" if attempt == 1 else "m1", attempt, running=running or attempt == 1)
+        cancels += [s.message for s in d.take() if type(s.message) is Cancel]
+    assert cancels == [Cancel(b"0", 1)]
+    assert [s.message[:2] for s in d.call(caller, b"0", attempt=later, incarnation=1)] == [(b"0", later)]
+
+
+@pytest.mark.parametrize("later", [2, 5])
+def test_an_older_attempt_is_stopped_when_its_caller_comes_with_a_newer_one(later: int) -> None:
+    """Which waits: nobody has room, as the broker still waits for another member."""
+    d, caller, _ = restarted("m0", "m1", calls=1)
+    m0 = hold(d, "m0", 1)
+    d.take()
+    (cancel,) = d.call(caller, b"0", attempt=later, incarnation=1)
+    assert (cancel.to, cancel.message) == (b"c" + m0, Cancel(b"0", 1))
+    assert d.core.dispatch.pending == 1
+
+
+def test_a_newer_attempt_that_waits_stops_the_older_of_a_late_member() -> None:
+    """It is told so with its hello."""
+    d, caller, _ = restarted("m0", "m1", calls=1)
+    d.call(caller, b"0", attempt=3, incarnation=1)
+    m0 = hold(d, "m0", 1)
+    assert [(s.to, s.message) for s in d.take()][1:] == [(b"c" + m0, Cancel(b"0", 1))]
+    assert d.core.dispatch.pending == 1
+
+
 def test_who_comes_back_too_late_is_answered_all_the_same() -> None:
     """With what the member says of the call that it has just been told to stop."""
     d, caller, _ = restarted("m0", calls=1)

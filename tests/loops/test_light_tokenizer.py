@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,28 @@ def test_without_a_configuration_transformers_decides(directory: Path) -> None:
 def test_what_is_beyond_it_is_transformers_answer(ask: Callable[[Any], Any], directory: Path) -> None:
     """Users' loops find the tokenizer they know."""
     assert ask(load_tokenizer(str(directory))) == ask(transformers_at(directory))
+
+
+@pytest.mark.parametrize("mark", ["{%generation%}", "{%- generation -%}", "{%+ generation %}"])
+def test_however_a_template_marks_what_the_model_said(mark: str, directory: Path) -> None:
+    """It is transformers' business."""
+    (directory / "chat_template.jinja").write_text(mark + "x{% endgeneration %}")
+    assert open_light(str(directory), not_needed) is None
+
+
+def test_it_can_be_pickled(directory: Path) -> None:
+    """As transformers' can, for pools of processes; after it has rendered, too."""
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    light = load_tokenizer(str(directory))
+    light.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    back = pickle.loads(pickle.dumps(light))
+    assert isinstance(back, LightTokenizer)
+    assert back.encode("Hi") == light.encode("Hi")
+
+
+def test_a_pair_of_texts_is_transformers_answer(directory: Path) -> None:
+    """Given by position, as there."""
+    assert load_tokenizer(str(directory)).encode("one", "two") == transformers_at(directory).encode("one", "two")
 
 
 def test_a_changed_tokenizer_is_changed_altogether(directory: Path) -> None:

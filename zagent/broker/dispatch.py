@@ -86,6 +86,8 @@ class Dispatch:
         self._arrivals += 1
         deadline = now + call.remaining_ms / 1000 if call.remaining_ms >= 0 else None
         entry = Waiting(call[:2], call, frames, caller, to, now, self._arrivals, deadline)
+        if call.attempt > 1:
+            self.held.overtake(*entry.key)
         if entry.key in self._waiting:
             self._counters["replayed"] += 1
         elif (entry.key in self.leases or self.held) and self._found(pool, entry, now):

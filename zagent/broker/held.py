@@ -43,13 +43,18 @@ class Held(dict[CallKey, Member]):
         super().__init__()
         self._leases, self._sessions = leases, sessions
         self._nobody = Caller(b"", b"", b"")
+        #: Until `close`: the highest attempt that is known of a call, and those that members have come with.
+        self._open = True
+        self._highest: dict[bytes, int] = {}
+        self._adopted: dict[bytes, set[int]] = {}
 
     def adopt(self, member: Member, calls: Sequence[Listed], wanted: set[CallKey], *, claimable: bool) -> None:
         """A member has come with ``calls``. Nobody will come (back) for those that are not ``wanted``, unless they are
         ``claimable``."""
         for one in calls:
             key, session = one[:2], (member.pool, one.session) if one.session else None
-            overtaken = (one.call, one.attempt + 1) in self._leases  # its caller has gone on
+            self.overtake(*key)
+            overtaken = one.attempt < self._highest.get(one.call, 0)  # its caller has gone on
             kept = key in wanted or (claimable and not overtaken)
             if key in self._leases:  # the member came too late: another one has the call by now
                 if one.running:
@@ -57,6 +62,8 @@ class Held(dict[CallKey, Member]):
                 continue
             if kept:
                 self[key] = member
+                if self._open:
+                    self._adopted.setdefault(one.call, set()).add(one.attempt)
             if one.running:
                 lease = Lease(key, self._nobody, b"", member, session, one.method)
                 self._leases.take(lease)
@@ -66,6 +73,17 @@ class Held(dict[CallKey, Member]):
                 self._sessions.hold(session, member)
                 self._sessions.release(session, member, accepted=True)
 
+    def overtake(self, call: bytes, attempt: int) -> None:
+        """A caller, or a member, has come with that attempt: what members have of lower ones is stopped."""
+        if not self._open or attempt <= self._highest.get(call, 1):
+            return
+        self._highest[call] = attempt
+        for lower in self._adopted.pop(call, ()):
+            self.pop((call, lower), None)
+            lease = self._leases.get((call, lower))
+            if lease is not None and lease.caller is self._nobody:
+                self._leases.cancel(lease)
+
     def claim(self, key: CallKey) -> Member | None:
         """The member, if it lives, where that call can be had."""
         member = self.pop(key, None)
@@ -73,6 +91,8 @@ class Held(dict[CallKey, Member]):
 
     def close(self) -> None:
         """No caller comes back any more: stop what nobody has asked for."""
-        self.clear()
+        self._open = False
+        for of_calls in (self, self._highest, self._adopted):
+            of_calls.clear()
         for key in list(self._nobody.calls):
             self._leases.cancel(self._leases[key])

@@ -124,7 +124,8 @@ class RoutingConfig(Section):
     group: bool = False
     #: When it is. Beyond it, the group's next samples go to the least busy engine.
     group_over: ThresholdConfig = ThresholdConfig(abs=8, rel=1.5)
-    #: When a session leaves its overloaded engine, and the cache there, for the least busy one; null = never.
+    #: When a session leaves its overloaded engine, and the cache there, for the least busy one; null = never. Looked at
+    #: with each call that comes: one that waits already for room at its engine goes on waiting there.
     rebind_over: ThresholdConfig | None = None
     #: Write each assignment as a JSON line to this file (who got a call, why, and what everybody had in flight).
     record: str | None = None

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -125,10 +125,10 @@ class LightTokenizer:
         """Tokens that are cut out of a text before anything else, by id."""
         return self._backend.get_added_tokens_decoder() if self._whole is None else self._whole.added_tokens_decoder
 
-    def encode(self, text: Any, add_special_tokens: bool = True, **options: Any) -> list[int]:
+    def encode(self, text: Any, *pair: Any, add_special_tokens: bool = True, **options: Any) -> list[int]:
         """Ids of ``text``; with what the model's texts begin and end with, unless told otherwise."""
-        if self._whole is not None or options or not isinstance(text, str):
-            found: list[int] = self.whole().encode(text, add_special_tokens=add_special_tokens, **options)
+        if self._whole is not None or pair or options or not isinstance(text, str):
+            found: list[int] = self.whole().encode(text, *pair, add_special_tokens=add_special_tokens, **options)
             return found
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -153,7 +153,7 @@ class LightTokenizer:
         if not (ours and self._own["chat_template"] and _are_maps(conversation) and (not tools or _are_maps(tools))):
             given = {"tools": tools, "add_generation_prompt": add_generation_prompt, "tokenize": tokenize}
             return self.whole().apply_chat_template(conversation, **given, return_dict=return_dict, **options)
-        text = self._compiled.render(
+        text = compiled(self._own["chat_template"]).render(
             messages=conversation,
             tools=tools,
             documents=None,
@@ -162,11 +162,8 @@ class LightTokenizer:
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
-    @cached_property
-    def _compiled(self) -> Any:
-        return compiled(self._own["chat_template"])
 
-
+@lru_cache(maxsize=16)  # not in the tokenizer, which may be pickled
 def compiled(template: str) -> Any:
     """A chat template in the environment that transformers gives it: sandboxed, JSON not escaped for HTML."""
     from jinja2.exceptions import TemplateError
@@ -213,7 +210,7 @@ def _is_plain(directory: Path, config: Mapping[str, Any]) -> bool:
         and all(side in ("left", "right") for side in sides)
         and not config.get("clean_up_tokenization_spaces")
         and not config.get("split_special_tokens")
-        and (template is None or (isinstance(template, str) and not re.search(r"\{%-?\s*generation\b", template)))
+        and (template is None or (isinstance(template, str) and not re.search(r"\{%[-+]?\s*generation\b", template)))
         and not (directory / "additional_chat_templates").exists()
         and ("added_tokens_decoder" in config or not any((directory / name).exists() for name in _LEGACY_FILES))
     )

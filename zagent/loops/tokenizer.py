@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from zagent.alive import busy
@@ -41,7 +42,7 @@ async def in_tokenizer_thread(function: Callable[[], Result]) -> Result:
 def load_tokenizer(path: str, *, auto: bool = False, trust_remote_code: bool = False) -> Any:
     """The tokenizer at ``path`` (directory or hub id), light unless ``auto`` or no fast file is there."""
     if not auto and (not os.path.isdir(path) or os.path.exists(os.path.join(path, "tokenizer.json"))):
-        return open_light(path, lambda: _load_fast(path)) or _load_fast(path)
+        return open_light(path, partial(_load_fast, path)) or _load_fast(path)
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
