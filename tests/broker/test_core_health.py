@@ -109,27 +109,6 @@ def version(d: Driver, name: str, number: Any) -> State:
     return d.member(name).state
 
 
-def test_a_member_of_an_older_version_gets_no_calls() -> None:
-    """It is there, and says so; those that are at the highest version serve."""
-    d = driver()
-    caller = d.caller()
-    assert [version(d, f"m{i}", v) for i, v in enumerate((3, 3, 2, 4))] == [
-        *(State.READY, State.READY, State.STALE, State.READY)
-    ]
-    assert version(d, "m4", 3) is State.STALE
-    assert {served_by(d.call(caller, b"%d" % i)) for i in range(6)} == {"m0", "m1", "m3"}
-    status = d.broker(caller, "status")["pools"]["engine"]["m2"]
-    assert (status["state"], status["version"]) == ("stale", 2)
-
-
-def test_versions_are_a_pools_own() -> None:
-    """A worker has none, and is not stale beside engines."""
-    d = driver()
-    version(d, "m0", 9)
-    d.join("w0", pool="worker")
-    assert d.member("w0", "worker").takes_calls
-
-
 def test_a_stale_member_is_not_made_ready_by_its_health() -> None:
     """It may leave, and be lost."""
     d = driver()

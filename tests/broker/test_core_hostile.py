@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 
 from support.broker_driver import driver
-from zagent.broker.core import ARGUMENT_MAX
+from zagent.broker.own import ARGUMENT_MAX
 from zagent.errors import DecodeError, ProtocolError, VersionMismatch
 from zagent.wire.messages import BROKER, Call, Hello
 

@@ -514,7 +514,7 @@ class Broker(RuleBasedStateMachine):
     def waiting_calls_are_the_models(self) -> None:
         """And what the broker knows of callers is what they wait for."""
         assert self.d.core.dispatch.pending == sum(map(self._waits, self.calls))
-        own = self.d.core._incarnation
+        own = self.d.core.incarnation
         assert sum(entry.call.incarnation == own for entry in self.d.core.dispatch._waiting.values()) <= 6
         for caller in self.callers:
             known = {(call[8:], attempt) for call, attempt in self.d.core.roster.callers[caller].calls}

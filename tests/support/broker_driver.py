@@ -85,7 +85,7 @@ class Driver:
 
     def restart(self, *expected: tuple[str, str, int]) -> None:
         """Another broker in the place of this one, that knows nobody yet."""
-        incarnation = self.core._incarnation + 1
+        incarnation = self.core.incarnation + 1
         self.core = make_core(self.assignments, self.options, incarnation=incarnation, expected=expected, now=self.now)
         self.out.clear()
 
@@ -137,7 +137,7 @@ class Driver:
         self.owners[call] = nonce
         attempt = fields.pop("attempt", self.attempts.get(call, 1))
         made = Call(nonce + call, attempt, fields.pop("pool", "engine"), "generate", session)._replace(
-            **{"incarnation": self.core._incarnation, **fields}
+            **{"incarnation": self.core.incarnation, **fields}
         )
         self.attempts[call] = made.attempt
         return self.say(lane + nonce, made, body)

@@ -51,7 +51,7 @@ def test_kind_numbers_are_fixed() -> None:
     """A kind's number never changes meaning."""
     names = (
         "Call Reply Failure Cancel EndSession Hello Welcome Goodbye Drain Exited Abandoned Progress HelloWanted Pulse"
-        " Health"
+        " Health Outdated"
     )
     assert {number: kind.__name__ for number, kind in KINDS.items()} == dict(enumerate(names.split(), 1))
 
@@ -92,7 +92,7 @@ def test_another_version_is_a_mismatch(version: Any) -> None:
         decode_header(msgpack.packb([version, 4, b"id", 3]))
 
 
-@pytest.mark.parametrize("kind", [0, 16, -1, "Call", None, 4.0, True, [4], 2**63])
+@pytest.mark.parametrize("kind", [0, 17, -1, "Call", None, 4.0, True, [4], 2**63])
 def test_an_unknown_kind_is_refused(kind: Any) -> None:
     """The error names what stood in the kind's place."""
     with pytest.raises(DecodeError, match="unknown kind"):

@@ -13,7 +13,8 @@ from cachetools import LRUCache
 
 from zagent.broker.dispatch import Dispatch
 from zagent.broker.leases import Frames
-from zagent.broker.pool import Caller, Member, Pool, State
+from zagent.broker.own import Own
+from zagent.broker.pool import Caller, Pool
 from zagent.broker.presence import Presence
 from zagent.broker.record import Assignment
 from zagent.broker.roster import NONCE, Roster
@@ -21,14 +22,12 @@ from zagent.broker.routing import STICKY, Routing
 from zagent.broker.sticky import Sessions
 from zagent.errors import (
     DecodeError,
-    InvalidRequest,
     ProtocolError,
-    UnknownMethod,
     VersionMismatch,
     ZagentError,
     to_wire,
 )
-from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
+from zagent.wire.codec import decode_header, encode_body, encode_header
 from zagent.wire.messages import (
     BROKER,
     Abandoned,
@@ -54,8 +53,6 @@ Handler: TypeAlias = "Callable[[Caller, bytes, Any, Frames, float], None]"
 EARLY_CANCELS = 10_000
 #: Longest header of a peer that is not here, in bytes: a hello's is some hundred, and larger ones take time to read.
 STRANGE_MAX = 4096
-#: Largest argument of the broker's own methods, in bytes: they take names.
-ARGUMENT_MAX = 4096
 #: What was dropped, refused or could not be delivered; and what was noticed.
 COUNTERS = (
     *("malformed", "strangers", "refused", "replayed", "late", "early_cancels", "unsendable", "turned_away"),
@@ -98,7 +95,7 @@ class BrokerCore:
         self.pools = {name: Pool(name, routing.get(name, STICKY)) for name in pools}
         self.roster = Roster(secret, self.pools)
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._out: Sends = []
         self.dispatch = Dispatch(
             self.pools,
@@ -135,12 +132,7 @@ class BrokerCore:
             Health: self._from_launcher(self._health),
             Abandoned: self._from_launcher(self._abandoned),
         }
-        #: Methods of pool `BROKER`; they take (argument, now).
-        self._own: dict[str, Callable[[Any, float], Any]] = {
-            "status": self._status,
-            "drain": lambda argument, now: self._presence.drain(self._named(argument), now),
-            "remove": lambda argument, now: self._presence.remove(self._named(argument), now),
-        }
+        self._own = Own(self.roster, self.pools, self.dispatch, self._presence, self.counters, incarnation=incarnation)
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -244,7 +236,7 @@ class BrokerCore:
         elif self._early and self._early.pop(call[:2], False):
             self.counters["early_cancels"] += 1
         elif call.pool == BROKER:
-            self._answer_self(sender, call, frames, now)
+            self._answer_self(caller, sender, call, frames, now)
         else:
             self.dispatch.submit(caller, sender, call, frames, now)
 
@@ -274,33 +266,10 @@ class BrokerCore:
             sender, [encode_header(Failure(call, attempt, False)), *encode_body(to_wire(error.with_traceback(None)))]
         )
 
-    # ---- the broker's own methods -----------------------------------------------------------------------------------
-
-    def _answer_self(self, sender: bytes, call: Call, frames: Frames, now: float) -> None:
+    def _answer_self(self, caller: Caller, sender: bytes, call: Call, frames: Frames, now: float) -> None:
         try:
-            method = self._own.get(call.method)
-            if method is None:
-                raise UnknownMethod(f"the broker has no method {call.method!r}, only {sorted(self._own)}")
-            body = encode_body(method(decode_body(frames[1:], ARGUMENT_MAX), now))
+            body = self._own.answer(call.method, frames[1:], caller, now)
         except ZagentError as error:
             self.dispatch.fail(sender, call, error.with_traceback(None))
-            return
-        self._send(sender, [encode_header(Reply(call.call, call.attempt)), *body])
-
-    def _status(self, argument: Any, now: float) -> dict[str, Any]:
-        return {
-            "pools": self.roster.status(),
-            "sessions": len(self.dispatch.sessions),
-            "pending": self.dispatch.pending,
-            "callers": len(self.roster.callers),
-            "incarnation": self._incarnation,
-            "recovering": self.dispatch.recovering,
-            "counters": dict(self.counters),
-        }
-
-    def _named(self, argument: Any) -> Member:
-        pool, name = argument if isinstance(argument, list) and len(argument) == 2 else (None, None)
-        member = self.roster.member(str(pool), str(name))
-        if member is None or member.state is State.DEAD:
-            raise InvalidRequest(f"no live member {name!r} in pool {pool!r}")
-        return member
+        else:
+            self._send(sender, [encode_header(Reply(call.call, call.attempt)), *body])

@@ -265,7 +265,7 @@ class Dispatch:
         for lease, error in self._suspects.verdicts(leases, member, others, reason, now, crashed=crashed):
             self._end(lease, error)
         self.acquit(pool, now)
-        self.requeue(member, now)
+        self.requeue([member], now)
 
     def undelivered(self, key: CallKey) -> None:
         """The call could not be handed to its member, which is gone: unless that had it before, nobody has begun it."""
@@ -285,10 +285,11 @@ class Dispatch:
             self._waiting.forget(entry)
             self._answer(entry.to, entry.key, error)
 
-    def requeue(self, member: Member, now: float) -> None:
-        """What waited for room at a member that takes no more waits for any, in order."""
-        pool = self._pools[member.pool]
-        for entry in sorted([*member.waiting.empty(), *pool.waiting.empty()], key=lambda entry: entry.turn):
+    def requeue(self, members: Sequence[Member], now: float) -> None:
+        """What waited for room at these ``members`` of one pool waits for any, in order."""
+        pool = self._pools[members[0].pool]
+        queues = [pool.waiting, *(member.waiting for member in members)]
+        for entry in sorted((entry for queue in queues for entry in queue.empty()), key=lambda entry: entry.turn):
             pool.waiting.put(entry)
         self.feed(pool, now)
 

@@ -20,7 +20,7 @@ class State(StrEnum):
     JOINING = "joining"  #: here, while others are still waited for after a restart of the broker
     READY = "ready"  #: takes calls
     SLOW = "slow"  #: spared for now: the launcher has no sign of life from it
-    STALE = "stale"  #: its version is older than another's
+    STALE = "stale"  #: its weights are older than another's
     DRAINING = "draining"  #: finishes what it has, takes nothing new
     DEAD = "dead"  #: gone; its leases are revoked, at the latest when it is known why
 
@@ -28,9 +28,9 @@ class State(StrEnum):
 _ENDS = frozenset({State.DRAINING, State.DEAD})
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.JOINING: _ENDS | {State.READY, State.SLOW, State.STALE},
-    State.READY: _ENDS | {State.SLOW},
-    State.SLOW: _ENDS | {State.READY},
-    State.STALE: _ENDS | {State.READY},
+    State.READY: _ENDS | {State.SLOW, State.STALE},
+    State.SLOW: _ENDS | {State.READY, State.STALE},
+    State.STALE: _ENDS | {State.READY, State.SLOW},
     State.DRAINING: frozenset({State.DEAD}),
     State.DEAD: frozenset(),
 }
@@ -84,6 +84,7 @@ class Member:
     directed: dict[CallKey, Lease] = field(default_factory=dict)
     suspects: int = 0  #: leases of calls that may be what ends it
     reserved: bool = False  #: for a suspect, once it is empty
+    gated: bool = False  #: its pool takes nothing new for now
     #: Sticky calls that wait for room here.
     waiting: WaitQueue = field(default_factory=WaitQueue)
     total: int = 0  #: calls ever given
@@ -99,7 +100,7 @@ class Member:
 
     @property
     def has_room(self) -> bool:
-        return self.state is State.READY and len(self.leases) < self.credits and not self.on_trial
+        return self.state is State.READY and len(self.leases) < self.credits and not self.on_trial and not self.gated
 
     @property
     def on_trial(self) -> bool:
@@ -118,9 +119,14 @@ class Member:
 
     @property
     def version(self) -> int:
-        """Of what it serves (weights); 0 where it has none."""
+        """Of the weights it serves; 0 = those it started with, or none."""
         version: int = self.facts.get("version", 0)
         return version
+
+    @property
+    def weights(self) -> str:
+        """The directory where they lie; "" = in none."""
+        return str(self.facts.get("weights", ""))
 
     def become(self, state: State) -> None:
         """Change state. Raises `ValueError` where `TRANSITIONS` has no such step; nothing changes then."""
@@ -147,8 +153,10 @@ class Pool:
         self.waiting = WaitQueue()
         #: Suspects that wait for a member with none aboard; served when nobody else can be.
         self.suspects = SuspectQueue()
-        #: The highest version any member has reported.
-        self.version = 0
+        #: The highest version any member has reported, and where those weights lie ("" = nowhere).
+        self.version, self.weights = 0, ""
+        #: Callers (by nonce) for whose sake nothing new is given to members.
+        self.gates: set[bytes] = set()
         #: Body of the error that calls end in, once no member is left and none will come.
         self.abandoned: Sequence[Any] | None = None
         self._heap: list[tuple[int, int, Member]] = []
@@ -157,8 +165,23 @@ class Pool:
     def add(self, member: Member) -> None:
         """A member that said hello; replaces one of the same name."""
         self.members[member.name] = member
-        self.version = max(self.version, member.version)
+        member.gated = bool(self.gates)
+        self.raise_version(member.version, member.weights)
         self.abandoned = None
+
+    def raise_version(self, version: int, weights: str) -> None:
+        """There are weights of that version, in that directory."""
+        if version > self.version:
+            self.version, self.weights = version, weights
+
+    def gate(self, holder: bytes, *, closed: bool) -> bool:
+        """Close the gate for ``holder``, or let it go; whether it is open now, and was not before."""
+        before = bool(self.gates)
+        (self.gates.add if closed else self.gates.discard)(holder)
+        for member in self.members.values():
+            member.gated = bool(self.gates)
+            self._offer(member)
+        return before and not self.gates
 
     def ready(self, member: Member) -> None:
         """Let it take calls. It counts as just chosen, so that a newcomer does not win all ties."""
@@ -179,7 +202,7 @@ class Pool:
     def for_suspect(self, avoid: Container[str] = ()) -> Member | None:
         """A member for a suspect, where it is alone but for proven ones; none of ``avoid`` if possible. While there is
         none, one is reserved; one at least stays open where there are several. Costs O(requests in flight)."""
-        ready = [member for member in self.members.values() if member.state is State.READY]
+        ready = [member for member in self.members.values() if member.state is State.READY and not member.gated]
         free = [member for member in ready if not member.suspects]
         if sum(member.on_trial for member in ready) >= max(1, len(ready) - 1):
             free = [member for member in free if member.reserved]

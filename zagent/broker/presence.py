@@ -12,7 +12,7 @@ from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.roster import Roster
 from zagent.errors import DecodeError, ProtocolError
 from zagent.wire.codec import decode_body, encode_body, encode_header
-from zagent.wire.messages import Exited, Goodbye, Health, Hello, Pulse, Welcome
+from zagent.wire.messages import Exited, Goodbye, Health, Hello, Outdated, Pulse, Welcome
 
 #: Seconds between two pulses to every peer.
 PULSE_S = 1.0
@@ -83,19 +83,26 @@ class Presence:
         elif caller is not None:
             caller.connection = max(caller.connection, hello.connection)  # the lanes may tell of it at different times
             if sender == caller.control:  # once for both lanes
-                self._welcome(caller, known=True)
+                self._renewed(caller, self._facts_of(hello, body), now)
             return
-        if sum(map(len, body)) > FACTS_MAX and not self._roster.knows_secret(hello):
-            raise ProtocolError(f"a hello without the join secret has {FACTS_MAX} bytes of facts at most")
-        facts = decode_body(body)
-        if not isinstance(facts, dict):
-            raise DecodeError("a hello's facts must be a map")
+        facts = self._facts_of(hello, body)
         held = listed(facts.pop("held", []))
         caller = self._roster.hello(sender, hello, facts)
         if caller is not None:
             self._welcome(caller, known=False)
             if caller.member is not None:
                 self._join(caller.member, held, now)
+
+    def _facts_of(self, hello: Hello, body: Frames) -> dict[str, Any]:
+        """What a hello says about its peer. Raises `ProtocolError`."""
+        if sum(map(len, body)) > FACTS_MAX and not self._roster.knows_secret(hello):
+            raise ProtocolError(f"a hello without the join secret has {FACTS_MAX} bytes of facts at most")
+        facts = decode_body(body)
+        if not isinstance(facts, dict):
+            raise DecodeError("a hello's facts must be a map")
+        if type(facts.get("version", 0)) is not int:
+            raise ProtocolError(f"{hello.name!r} is of version {facts['version']!r}, which is no number")
+        return facts
 
     def _welcome(self, caller: Caller, *, known: bool) -> None:
         self._send(caller.control, [encode_header(Welcome(self._incarnation, known)), *encode_body(self._facts)])
@@ -111,7 +118,7 @@ class Presence:
         self._dispatch.adopt(member, held, now, claimable=self._claimable and not forgotten)
         if not self._dispatch.recovering:
             self._admit(pool, member)
-            self._dispatch.feed(pool, now)
+            self.set_version(pool, member.version, member.weights, now)
         self._back(_life(member), now)
 
     def _back(self, life: Life, now: float) -> None:
@@ -130,17 +137,58 @@ class Presence:
     def _admit(self, pool: Pool, member: Member) -> None:
         if member.version < pool.version:
             member.become(State.STALE)
+            self._remind(pool, member)
         elif _life(member) in self._slow:
             member.become(State.SLOW)
         else:
             pool.ready(member)
+
+    # ---- versions ---------------------------------------------------------------------------------------------------
+
+    def _renewed(self, caller: Caller, facts: dict[str, Any], now: float) -> None:
+        """It is known, and welcome. A member may serve newer weights than before."""
+        self._welcome(caller, known=True)
+        member = caller.member
+        if member is not None and facts.get("version", 0) > member.version:
+            member.facts = {**member.facts, "version": facts["version"], "weights": facts.get("weights", "")}
+            self.set_version(self._pools[member.pool], member.version, member.weights, now)
+
+    def set_version(self, pool: Pool, version: int, weights: str, now: float) -> None:
+        """There are weights of that version: members with older ones get no calls until they have caught up."""
+        pool.raise_version(version, weights)
+        for member in pool.members.values():
+            behind = member.version < pool.version
+            if behind and member.state in (State.READY, State.SLOW):
+                member.become(State.STALE)
+                self._remind(pool, member)
+                self._dispatch.requeue([member], now)
+            elif not behind and member.state is State.STALE:
+                self._admit(pool, member)
+        self._dispatch.feed(pool, now)
+
+    def _remind(self, pool: Pool, member: Member) -> None:
+        """Whoever has closed the gate updates the members; in between, and those that come later, update themselves."""
+        if not pool.gates:
+            self._send(member.control, [encode_header(Outdated(pool.version, pool.weights))])
+
+    def close_gate(self, pool: Pool, caller: Caller) -> None:
+        """Members of ``pool`` get nothing new until the caller opens the gate, or is gone."""
+        pool.gate(caller.nonce, closed=True)
+
+    def open_gate(self, pool: Pool, caller: Caller, now: float) -> None:
+        """Nothing is held back any more for that caller's sake."""
+        if pool.gate(caller.nonce, closed=False):
+            for member in pool.members.values():
+                if member.state is State.STALE:
+                    self._remind(pool, member)
+            self._dispatch.requeue(list(pool.members.values()), now)
 
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
     def goodbye(self, caller: Caller, message: Goodbye, now: float) -> None:
         """A peer leaves for good."""
         if caller.member is None:
-            self._forget(caller)
+            self._forget(caller, now)
         else:
             self._end(caller.member, message.reason or "it said goodbye", now, final=True, crashed=message.crashed)
 
@@ -163,28 +211,31 @@ class Presence:
         it is known how it ended."""
         caller = self._roster.lanes.get(to)
         if caller is not None:
-            self._forget(caller)
+            self._forget(caller, now)
             if caller.member is not None:
                 self._unexplained[caller.member] = now + EXPLAIN_S
-                self._dispatch.requeue(caller.member, now)
+                self._dispatch.requeue([caller.member], now)
 
     def _end(self, member: Member, reason: str, now: float, *, final: bool = False, crashed: bool = False) -> None:
         """That life is over, if it was not before."""
         member.final = member.final or final
         if member.state is not State.DEAD:
-            self._forget(self._roster.lanes[member.control])
+            self._forget(self._roster.lanes[member.control], now)
         elif self._unexplained.pop(member, None) is None:
             return
         self._counters["crashes"] += crashed
         self._dispatch.lost(member, reason, now, crashed=crashed)
 
-    def _forget(self, caller: Caller) -> None:
-        """Nobody waits for its calls; as a member, it is dead."""
+    def _forget(self, caller: Caller, now: float) -> None:
+        """Nobody waits for its calls, nor at its gates; as a member, it is dead."""
         self._roster.leave(caller)
         for call in list(caller.calls):
             self._dispatch.give_up(call)
         if caller.member is not None:
             caller.member.become(State.DEAD)
+        for pool in self._pools.values():
+            if caller.nonce in pool.gates:
+                self.open_gate(pool, caller, now)
 
     # ---- in between -------------------------------------------------------------------------------------------------
 
@@ -197,7 +248,7 @@ class Presence:
             return
         if message.slow and member.state is State.READY:
             member.become(State.SLOW)
-            self._dispatch.requeue(member, now)
+            self._dispatch.requeue([member], now)
         elif not message.slow and member.state is State.SLOW:
             pool = self._pools[member.pool]
             pool.ready(member)
@@ -207,7 +258,7 @@ class Presence:
         """Give it nothing new."""
         if not member.leaves:
             member.become(State.DRAINING)
-            self._dispatch.requeue(member, now)
+            self._dispatch.requeue([member], now)
 
     def tick(self, now: float) -> None:
         """Time has passed."""

@@ -45,7 +45,7 @@ class Roster:
         lane, nonce = sender[:1], sender[1:]
         if lane not in (DATA, CONTROL):
             raise ProtocolError("a hello from a lane that is not waited for")
-        self._check(hello, facts)
+        self._check(hello)
         half, connection = self._half.get(nonce, (lane, 0))
         connection = max(connection, hello.connection)
         if half == lane:
@@ -60,7 +60,7 @@ class Roster:
             )  # fmt: skip
         return caller
 
-    def _check(self, hello: Hello, facts: dict[str, Any]) -> None:
+    def _check(self, hello: Hello) -> None:
         if not hello.pool:
             return
         if hello.pool not in self._pools:
@@ -69,8 +69,6 @@ class Roster:
             raise ProtocolError(f"{hello.name!r} may not join pool {hello.pool!r}: wrong join secret")
         if hello.credits < 1:
             raise ProtocolError(f"{hello.name!r} grants {hello.credits} credits")
-        if type(facts.get("version", 0)) is not int:
-            raise ProtocolError(f"{hello.name!r} is of version {facts['version']!r}, which is no number")
         known = self._pools[hello.pool].members.get(hello.name)
         if known is not None and not _may_follow(known, hello.epoch):
             raise ProtocolError(f"{hello.name!r} of epoch {hello.epoch} comes after epoch {known.epoch}")

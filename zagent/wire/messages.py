@@ -75,8 +75,9 @@ class EndSession(NamedTuple):
 
 class Hello(NamedTuple):
     """Peer → broker on each lane, again whenever the broker may have forgotten the peer: said twice, it changes
-    nothing. ``pool`` "" = a caller only. Body: facts about the peer (a map); a member's `held` are the calls that it
-    runs or whose answers it keeps: ``[[call, attempt, session, method, running], …]``."""
+    nothing but the version of a member's weights. ``pool`` "" = a caller only. Body: facts about the peer (a map); a
+    member's `held` are the calls that it runs or whose answers it keeps: ``[[call, attempt, session, method, running],
+    …]``, `version` and `weights` (a directory) are what it serves."""
 
     pool: str
     name: str
@@ -140,6 +141,14 @@ class Health(NamedTuple):
     slow: bool
 
 
+class Outdated(NamedTuple):
+    """Broker → member, control lane: others of the pool serve newer weights. It gets no calls until it has loaded them,
+    and says so by a hello."""
+
+    version: int
+    weights: str  #: directory of safetensors; "" = they are in nobody's files
+
+
 class Abandoned(NamedTuple):
     """Launcher → broker: the pool's members are gone and none will be started again. Body: `to_wire` of the error that
     its calls end in from now on."""
@@ -163,6 +172,7 @@ Message = (
     | Exited
     | Health
     | Abandoned
+    | Outdated
 )
 
 #: Wire number of each kind; numbers are never used again for something else.
@@ -182,9 +192,10 @@ KINDS: dict[int, type[Message]] = {
     13: HelloWanted,
     14: Pulse,
     15: Health,
+    16: Outdated,
 }
 
-#: Pool name of calls that the broker itself answers (`status`, `drain`, `remove`).
+#: Pool name of calls that the broker itself answers (zagent/broker/own.py).
 BROKER = "broker"
 
 
