@@ -31,7 +31,7 @@ bench: .venv/ready
 # messages, and what a thousand a second cost: about 25 minutes.
 chaos: .venv/ready
 	$(BIN)/python -m benchmarks.chaos --seeds 10
-	$(BIN)/python -m benchmarks.chaos --seeds 3 --every 0.5 --for 60
+	$(BIN)/python -m benchmarks.chaos --seeds 3 --every 0.5 --for 60 --kills 0
 	ZAGENT_FUZZ=200000 $(BIN)/python -m pytest tests/chaos/test_fuzz.py
 	$(BIN)/python -m benchmarks.hostile
 

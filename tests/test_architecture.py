@@ -49,7 +49,7 @@ LAUNCHER_MAY_IMPORT = {
 IMPORTERS = {
     "zmq": {"zagent/wire/"},
     "sglang": {
-        *("zagent/engine/sglang_engine.py", "zagent/engine/sglang_launch.py"),
+        *("zagent/engine/sglang_engine.py", "zagent/engine/sglang_launch.py", "zagent/engine/sglang_control.py"),
         *("zagent/engine/cpu_platform.py", "zagent/engine/sglang_parsers.py"),
     },
     "torch": {

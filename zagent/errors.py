@@ -24,6 +24,7 @@
     ├── StartupError            a process did not become ready
     ├── RolloutError            too many rows failed; carries every outcome
     ├── EngineError             the engine broke while it ran the call
+    ├── WeightUpdateError       new weights could not be brought into the engines; the former ones serve on
     ├── RemoteError             a foreign exception that has no class on this side
     └── ProtocolError           bytes that are no message
         ├── DecodeError             carries the frames
@@ -166,6 +167,10 @@ class RolloutError(ZagentError):
     def __init__(self, message: str, finished: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.finished = list(finished)
+
+
+class WeightUpdateError(ZagentError):
+    """New weights could not be brought into the engines, and none serves them: what served before does."""
 
 
 class RemoteError(ZagentError):

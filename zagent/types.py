@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -53,6 +53,17 @@ class TokenOutput:
     versions: list[tuple[int, int, int]] = field(default_factory=list)
     cached_tokens: int = 0
     extra_fields: dict[str, Any] = field(default_factory=dict)
+
+    def cut(self, end: int) -> TokenOutput:
+        """The same with the first ``end`` tokens of the answer alone."""
+        gone = len(self.token_ids) - end
+        return replace(
+            self,
+            token_ids=self.token_ids[:end],
+            log_probs=None if self.log_probs is None else self.log_probs[:end],
+            routed_experts=None if self.routed_experts is None or not end else self.routed_experts[: -gone or None],
+            versions=[(version, start, min(stop, end)) for version, start, stop in self.versions if start < end],
+        )
 
 
 class AgentLoopMetrics(BaseModel):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.virtual_clock import run
+from zagent.engine.sim.halt import Halt
 from zagent.engine.sim.pace import Pace, Places
 
 
@@ -52,7 +53,7 @@ def test_a_late_call_makes_up_for_it() -> None:
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
-        pace = Pace(loop.time(), factor=2.0)
+        pace = Pace(loop.time(), 2.0, Halt())
         await pace.spend(10, 10.0)
         await asyncio.sleep(1.5)  # stands for a loop that is busy
         ends = []

@@ -346,7 +346,8 @@ def test_siblings_of_a_failed_row_finish() -> None:
     assert run(main()) == ["failed" if i in (3, 7) else "ok" for i in range(20)]
 
 
-def test_an_aborted_answer_makes_the_row_partial() -> None:
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_aborted_answer_makes_the_row_partial_unless_it_goes_on(*, goes_on: bool) -> None:
     """`abort` never passes for a finished turn (pitfalls H5, K29)."""
 
     async def main() -> dict[str, Any]:
@@ -358,11 +359,10 @@ def test_an_aborted_answer_makes_the_row_partial() -> None:
                 return output(response_ids=made.token_ids, response_mask=[1] * len(made.token_ids))
 
             loop_of(body)
-            return await (await worker(cluster)).run(row())
+            return await (await worker(cluster, partial_rollout=goes_on)).run(row())
 
     made = run(main())
-    assert made["status"] == "partial"
-    assert len(made["output"]["response_ids"]) == 2
+    assert (made["status"], len(made["output"]["response_ids"])) == (("ok", 4) if goes_on else ("partial", 2))
 
 
 def test_a_later_answer_makes_it_whole_again() -> None:

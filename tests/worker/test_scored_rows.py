@@ -303,7 +303,8 @@ def test_a_partial_row_is_scored_too() -> None:
                 return output()
 
             loop_of(body)
-            return await (await worker(cluster, reward=scoring(of_length))).run(row())
+            ends_there = {"partial_rollout": False}
+            return await (await worker(cluster, ends_there, reward=scoring(of_length))).run(row())
 
     made = run(main())
     assert (made["status"], made["output"]["reward_score"]) == ("partial", 3.0)

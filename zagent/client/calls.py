@@ -93,6 +93,10 @@ class Calls:
         """Calls waiting for an answer."""
         return len(self._pending)
 
+    def now(self) -> float:
+        """The loop's time, s."""
+        return asyncio.get_running_loop().time()
+
     async def call(
         self,
         pool: str,
@@ -102,6 +106,7 @@ class Calls:
         session: str = "",
         group: str = "",
         member: str = "",
+        attempt: int = 1,
         timeout: float | None = None,
         on_attempt: Callable[[int], None] | None = None,
         on_progress: Callable[[Any], None] | None = None,
@@ -114,6 +119,7 @@ class Calls:
             session: calls of one session go to one member; text.
             group: sessions of one group may be brought together (`routing.group`).
             member: to this member and no other, past balancing and credits, on the control lane.
+            attempt: number of the first attempt; from 2 on it goes ahead of fresh calls, where it must wait.
             timeout: seconds, all attempts together; None or infinity = none.
             on_attempt: told the number of each attempt as it starts.
             on_progress: told what the member says of its answer while it works on it, each time from where it left off;
@@ -140,10 +146,10 @@ class Calls:
                 "async functions and await, not asyncio.run() in a plain one"
             )
         deadline = None if timeout in (None, math.inf) else asyncio.get_running_loop().time() + timeout
-        call = Call(call_id, 1, pool, method, session, -1, member, self.link.incarnation, group=group)
+        call = Call(call_id, attempt, pool, method, session, -1, member, self.link.incarnation, group=group)
         pending = _Pending(call, body, deadline, on_attempt, on_progress, renew)
         if on_attempt is not None:
-            on_attempt(1)
+            on_attempt(attempt)
         failures = counted = 0
         while True:
             try:

@@ -51,6 +51,8 @@ class Continuing:
         #: What the running attempt was given as part of its prompt, and what it has told since.
         self._given: TokenOutput | None = None
         self._told: list[TokenOutput] = []
+        #: The running attempt's argument, if it is not the first's.
+        self._renewed: list[Any] | None = None
 
     def take(self, value: Sequence[Any]) -> None:
         """A progress message of the running attempt; not used if one before it was lost, or if it left nothing to
@@ -71,7 +73,15 @@ class Continuing:
         if self._left is not None:
             self._left -= len(told.token_ids)
             params = {**params, "max_new_tokens": self._left}
-        return [np.concatenate([prompt_ids, told.token_ids]), params, *media]
+        self._renewed = [np.concatenate([prompt_ids, told.token_ids]), params, *media]
+        return self._renewed
+
+    def aborted(self, output: TokenOutput, argument: Sequence[Any]) -> Sequence[Any]:
+        """The argument of a further call in the place of the one with ``argument``, which an engine has broken off with
+        ``output``: it goes on from there, or begins again where it cannot (`may_continue`)."""
+        self._told = [output] if len(output.token_ids) and may_continue(argument[1]) else []
+        latest = self._renewed or argument
+        return self.renew(latest) or latest
 
     def whole(self, rest: TokenOutput) -> TokenOutput:
         """The answer, given that of the last attempt.

@@ -171,6 +171,10 @@ class Link:
         for lane in (self._data, self._control):
             lane.send(frames)
 
+    def announce(self) -> None:
+        """The facts have changed: the broker is told."""
+        self._greet()
+
     def _wanted(self, message: HelloWanted, body: Frames) -> None:
         if not self.greeting:
             self._greet()

@@ -13,6 +13,9 @@ from zagent.client.continuing import Continuing
 from zagent.errors import InvalidRequest
 from zagent.types import Ids, TokenOutput, int_array
 
+#: Calls without a token in a row that are broken off and sent again; more are an engine's fault.
+FRUITLESS = 10
+
 #: The pool that `generate` calls go to.
 ENGINE_POOL = "engine"
 
@@ -25,6 +28,8 @@ class AsyncLLMServerManager:
         timeout: seconds one generate may take in all; None = no limit.
         pool: the policy's engines, or those of a service.
         group: `Call.group` of all its generates.
+        partial_rollout: an answer that is broken off (`stop_reason` "abort": the engines get new weights) goes on,
+            and nobody notices; False: it is given as it is.
     """
 
     def __init__(
@@ -33,11 +38,14 @@ class AsyncLLMServerManager:
         timeout: float | None = None,
         pool: str = ENGINE_POOL,
         group: str = "",
+        *,
+        partial_rollout: bool = True,
     ) -> None:
         self._calls = calls
         self._timeout = timeout
         self._pool = pool
         self._group = group
+        self._partial_rollout = partial_rollout
 
     async def _table(self) -> Calls:
         return self._calls if isinstance(self._calls, Calls) else await self._calls()
@@ -53,7 +61,8 @@ class AsyncLLMServerManager:
         """Continue ``prompt_ids``.
 
         If the engine is lost, another one goes on from the tokens that it has told of, if any
-        (`engine.checkpoint_tokens`; none of a call whose sampling parameters look back, see `may_continue`).
+        (`engine.checkpoint_tokens`; none of a call whose sampling parameters look back, see `may_continue`). What is
+        broken off goes on likewise, from all its tokens.
 
         Args:
             request_id: the session: calls with the same one go to the same engine, whose prefix cache knows them.
@@ -78,16 +87,29 @@ class AsyncLLMServerManager:
         calls = self._calls if isinstance(self._calls, Calls) else await self._table()
         argument = [ids, sampling_params, _files("image_data", image_data), _files("video_data", video_data)]
         parts = Continuing(ids.size, sampling_params.get("max_new_tokens"))
-        value = await calls.call(
-            *(self._pool, "generate", argument),
-            session=request_id,
-            group=self._group,
-            timeout=self._timeout,
-            on_progress=parts.take,
-            renew=parts.renew,
-        )
-        output = parts.whole(unpack_output(value))
+        output = await self._generate(calls, request_id, argument, parts)
         return output if isinstance(prompt_ids, np.ndarray) else _as_lists(output)
+
+    async def _generate(self, calls: Calls, request_id: str, argument: Sequence[Any], parts: Continuing) -> TokenOutput:
+        """By one call, and further ones for what was broken off: those go ahead of fresh ones."""
+        until = None if self._timeout is None else calls.now() + self._timeout
+        timeout, attempt, fruitless = self._timeout, 1, 0
+        while True:
+            value = await calls.call(
+                *(self._pool, "generate", argument),
+                session=request_id,
+                group=self._group,
+                attempt=attempt,
+                timeout=timeout,
+                on_progress=parts.take,
+                renew=parts.renew,
+            )
+            output = unpack_output(value)
+            fruitless = 0 if len(output.token_ids) else fruitless + 1
+            if output.stop_reason != "abort" or not self._partial_rollout or fruitless == FRUITLESS:
+                return parts.whole(output)
+            argument, attempt = parts.aborted(output, argument), 2
+            timeout = None if until is None else max(0.0, until - calls.now())
 
     async def parse_tool_calls(self, format: str, text: str, schemas: list[dict[str, Any]]) -> list[Any]:
         """[text around the calls, [[name, arguments, id, error or None], …]], as SGLang's parser ``format`` reads the

@@ -94,6 +94,14 @@ class EngineConfig(Section):
     #: Seconds without a sign of SGLang's scheduler (it answers between two steps) after which the engine counts as
     #: dead; 0 = never. Above the longest single step: a compilation, say.
     hung_after_s: float = Field(120.0, ge=0)
+    #: `hybrid`: the engines share the trainer's GPUs, and `sleep` releases weights and KV; `standalone`: GPUs of their
+    #: own, `sleep` releases KV alone. On a CPU nothing is released.
+    mode: Literal["standalone", "hybrid"] = "standalone"
+    #: Directory for weights on their way to the engines, which all hosts must see; default: in shared memory. The
+    #: latest stay there for engines that start again.
+    weights_dir: str | None = None
+    #: Seconds that new weights may take in an engine.
+    update_timeout_s: float = Field(600.0, gt=0)
     sim: SimConfig = SimConfig()
 
     @field_validator("gpus", mode="before")

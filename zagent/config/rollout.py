@@ -70,6 +70,9 @@ class RolloutConfig(Section):
     #: The same on every turn.
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     multi_turn: MultiTurnConfig = MultiTurnConfig()
+    #: Answers that are broken off for new weights go on afterwards, on those (within the same token limit), and loops
+    #: never notice. False: they end there, with `stop_reason` "abort", and their rows are `partial`.
+    partial_rollout: bool = True
     #: Wall-clock seconds one trajectory may take.
     trajectory_timeout_s: float = Field(3600.0, gt=0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from zagent.types import TokenOutput
 #: outside. The launcher tells them apart, as only the first makes the engine's calls suspects.
 ENGINE_DIED = 86
 ENGINE_KILLED = 87
+
+#: What becomes of running calls when an engine pauses: they end with the tokens they have (`stop_reason` "abort"), or
+#: stand still and go on, on whatever weights there are then.
+PauseMode: TypeAlias = Literal["abort", "in_place"]
 
 #: Told what a running call has sampled since it was last told: ids, log-probabilities, versions relative to these.
 Progress: TypeAlias = "Callable[[TokenOutput], None]"
@@ -69,6 +73,10 @@ class Engine(Protocol):
     info: EngineInfo
 
     @property
+    def version(self) -> int:
+        """Of the weights."""
+
+    @property
     def died(self) -> asyncio.Future[Death]:
         """Resolved once the engine is broken for good; what is running then never finishes."""
 
@@ -91,6 +99,23 @@ class Engine(Protocol):
 
     async def clear_cache(self) -> None:
         """Forget all prefix KV; the cache stays usable. Raises `EngineError` if it cannot be done now."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Running calls end (returns when they have), or stand still; calls that come wait until `resume`."""
+
+    async def resume(self) -> None:
+        """Go on; without a pause nothing happens."""
+
+    async def update_weights(self, directory: str, version: int, *, flush: bool) -> None:
+        """Serve the weights in ``directory`` (safetensors, names of the checkpoint) as ``version`` from now on. KV of
+        other versions is never used again; ``flush`` frees it, which takes an engine without running calls.
+
+        Raises:
+            EngineError: not done; the message says whether the former weights still serve.
+        """
+
+    async def checksum(self) -> str:
+        """Of the weights: equal for equal ones."""
 
     def in_flight(self) -> int:
         """Calls the engine itself counts as running or queued."""

@@ -23,23 +23,25 @@ from zagent.engine import sglang_parsers
 from zagent.engine.base import Death, Engine, GenerateRequest, Progress
 from zagent.engine.chat import ChatTokenizer
 from zagent.engine.sim import build as build_sim
+from zagent.engine.weights import EngineWeights
 from zagent.errors import ConfigError, EngineError, InvalidRequest
 from zagent.loops.tokenizer import load_tokenizer
 from zagent.models import facts
 from zagent.types import TokenOutput, int_array
 from zagent.wire.binding import allow_files
-from zagent.wire.messages import Call
+from zagent.wire.messages import Call, Outdated
 from zagent.wire.sockets import DealerChannel, terminate
 
 #: Seconds a dead engine's children get before the process ends without them (they have been sent SIGKILL): with half a
 #: second for the broker to take what is said to it, the process ends within one.
 CLOSE_AFTER_DEATH_S = 0.2
-#: Exit code of a process whose broker has let go of it.
+#: Exit code of a process whose broker has let go of it, or that cannot catch up with its pool.
 CUT_OFF = 1
 
 
 class EngineServer:
-    """One engine as a member of its pool: methods `generate`, `chat`, `parse_tool_calls`, `clear_cache`, `stats`."""
+    """One engine as a member of its pool: methods `generate`, `chat`, `parse_tool_calls`, `clear_cache`, `stats`, and
+    those of `EngineWeights`."""
 
     def __init__(
         self, engine: Engine, link: Link, chat_tokenizer: ChatTokenizer | None = None, *, checkpoints: bool = True
@@ -49,31 +51,53 @@ class EngineServer:
         self.link = link
         self._chat_tokenizer = chat_tokenizer
         self.counts: Counter[str] = Counter()
-        methods = (self.generate, self.chat, self.parse_tool_calls, self.clear_cache, self.stats)
+        #: Resolved with the reason where the process is of no use any more, though its engine lives.
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        weights = EngineWeights(engine, self._serves, self._fail)
+        own = (self.generate, self.chat, self.parse_tool_calls, self.clear_cache, self.stats)
+        methods = [*own, weights.pause, weights.resume, weights.update_weights, weights.checksum]
         self.member = Member(link, {method.__name__: method for method in methods})
+        link.on(Outdated, lambda message, body: weights.catch_up(message.version, message.weights))
+
+    def _serves(self, version: int, directory: str) -> None:
+        """Other weights than before."""
+        self.link.identity.facts.update(version=version, weights=directory)
+        self.link.announce()
+
+    def _fail(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(reason)
 
     async def generate(self, argument: Any, call: Call) -> list[Any]:
         """[prompt ids, sampling params, images, videos] → `pack_output` of the answer; on the way `pack_piece` of its
         parts, where `engine.checkpoint_tokens` asks for them and another engine could go on from there."""
         request = read_request(argument, call)
         telling = self._telling(call) if self._checkpoints and may_continue(request.sampling_params) else None
-        return pack_output(await self._generate(request, telling))
+        output = await self._generate(request, telling)
+        if output.stop_reason == "abort" and (seen := self._first_placeholder(output)) is not None:
+            output = output.cut(seen)
+        return pack_output(output)
 
     def _telling(self, call: Call) -> Progress:
         """Sends pieces to the caller, up to the first with a placeholder in it: as part of a prompt that would ask for
         an image."""
-        placeholders = [i for i in (self.engine.info.image_token_id, self.engine.info.video_token_id) if i is not None]
         start: int | None = 0
 
         def tell(piece: TokenOutput) -> None:
             nonlocal start
-            if start is None or np.isin(piece.token_ids, placeholders).any():
+            if start is None or self._first_placeholder(piece) is not None:
                 start = None
                 return
             self.member.progress(call, pack_piece(start, piece))
             start += len(piece.token_ids)
 
         return tell
+
+    def _first_placeholder(self, output: TokenOutput) -> int | None:
+        info = self.engine.info
+        placeholders = [i for i in (info.image_token_id, info.video_token_id) if i is not None]
+        found = np.flatnonzero(np.isin(output.token_ids, placeholders))
+        return int(found[0]) if found.size else None
 
     async def chat(self, argument: Any, call: Call) -> str:
         """[messages, sampling params] → the answer's text without special tokens."""
@@ -192,9 +216,12 @@ async def _run(stop: asyncio.Event, servers: Sequence[EngineServer]) -> int:
     death = await _first_end(stop, servers)
     if death is not None:
         return await _end_dead(servers, death)
-    cut_off = next((server.link.closed for server in servers if server.link.closed), "")
-    if cut_off:
-        print(f"the engine ends, cut off from the broker: {cut_off}", file=sys.stderr, flush=True)
+    closed = [f"cut off from the broker: {server.link.closed}" for server in servers if server.link.closed]
+    failed = [server.failed.result() for server in servers if server.failed.done()]
+    if closed or failed:
+        print(f"the engine ends, {(closed + failed)[0]}", file=sys.stderr, flush=True)
+        for server in servers:
+            server.member.leave_at_once((closed + failed)[0], crashed=False)
         await _close_soon(servers)
         return CUT_OFF
     for server in servers:
@@ -225,9 +252,10 @@ def _load_tokenizer(settings: dict[str, Any]) -> Any:
 
 
 async def _first_end(stop: asyncio.Event, servers: Sequence[EngineServer]) -> Death | None:
-    """Why an engine died, or None: asked to stop, or a link was closed by the other side."""
+    """Why an engine died, or None: asked to stop, a link was closed by the other side, or one failed."""
     others = [asyncio.create_task(stop.wait()), *(asyncio.create_task(one.link.wait_closed()) for one in servers)]
     ends: list[asyncio.Future[Any]] = [*others, *(server.engine.died for server in servers)]
+    ends += [server.failed for server in servers]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()

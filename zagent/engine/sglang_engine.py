@@ -1,4 +1,5 @@
-"""SGLang 0.5.23 embedded in the engine process. This file and `sglang_launch` are all that know SGLang's internals.
+"""SGLang 0.5.23 embedded in the engine process. With `sglang_launch` and `sglang_control` (and `sglang_life`, which
+watches it), this is all that knows SGLang's internals.
 
 `build` blocks for the 15 to 40 s that SGLang needs; `SGLangEngine` then lives on the event loop of the main thread.
 Four of SGLang's habits are not let in, because the process is zagent's and not SGLang's:
@@ -26,15 +27,13 @@ from zagent.engine import cpu_platform
 from zagent.engine import sglang_arguments as setup
 from zagent.engine import sglang_calls as calls
 from zagent.engine import sglang_launch as internals
-from zagent.engine.base import Death, GenerateRequest, Progress, check_media, check_prompt
+from zagent.engine.base import Death, GenerateRequest, PauseMode, Progress, check_media, check_prompt
+from zagent.engine.sglang_control import SGLangControl
 from zagent.engine.sglang_life import Life
 from zagent.errors import EngineError, StartupError, ZagentError
 from zagent.models import resolve
 from zagent.types import TokenOutput
 
-#: Seconds SGLang may wait for idleness before it flushes its cache, and what its answer may take on top.
-FLUSH_TIMEOUT_S = 10.0
-FLUSH_GRACE_S = 5.0
 #: Seconds a cancelled call may take to send its abort (it does not wait for the scheduler).
 ABORT_TIMEOUT_S = 5.0
 
@@ -85,6 +84,8 @@ class SGLangEngine:
         self._experts_shape = setup.experts_shape(config, self._manager.model_config.hf_text_config)
         self._converters = internals.converters()
         self._life = Life(engine.get_all_child_pids(), config.hung_after_s)
+        self._control = SGLangControl(self._manager, self._life, config.update_timeout_s)
+        self.version = 0
         self._closed = False
         self.info = internals.info_of(engine)
 
@@ -114,6 +115,7 @@ class SGLangEngine:
         )
         if params["max_new_tokens"] == 0:
             return calls.empty_output(logprobs)
+        await self._control.open.wait()
         pieces = None
         if progress is not None and self._checkpoint_tokens:
             pieces = calls.Pieces(progress, self._checkpoint_tokens, logprobs)
@@ -122,16 +124,24 @@ class SGLangEngine:
 
     async def clear_cache(self) -> None:
         self._check_alive()
-        # Never cancelled: SGLang would hand the late answer to whoever asks next.
-        flush = self._life.keep(asyncio.create_task(self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)))
-        await asyncio.wait(
-            (flush, self.died), timeout=FLUSH_TIMEOUT_S + FLUSH_GRACE_S, return_when=asyncio.FIRST_COMPLETED
-        )
+        await self._control.flush()
+
+    async def pause(self, mode: PauseMode) -> None:
         self._check_alive()
-        if not flush.done():
-            raise EngineError(f"SGLang has not answered flush_cache within {FLUSH_TIMEOUT_S + FLUSH_GRACE_S:.0f} s")
-        if not flush.result().success:
-            raise EngineError(f"SGLang did not clear its cache: {flush.result().message}")
+        await self._control.pause(mode)
+
+    async def resume(self) -> None:
+        self._check_alive()
+        await self._control.resume()
+
+    async def update_weights(self, directory: str, version: int, *, flush: bool) -> None:
+        self._check_alive()
+        await self._control.update_from_disk(directory, version, flush=flush)
+        self.version = version
+
+    async def checksum(self) -> str:
+        self._check_alive()
+        return await self._control.checksum()
 
     def in_flight(self) -> int:
         return len(self._manager.rid_to_state)
@@ -163,6 +173,8 @@ class SGLangEngine:
             return_logprob=logprobs,
             return_routed_experts=self._experts_shape is not None,
             stream=stream,
+            # KV of other weights is never found again.
+            cache_salt=str(self.version) if self.version else None,
             **calls.media(request),
         )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from zagent.client.calls import Calls
-from zagent.errors import DeadlineExceeded, MemberLost
+from zagent.errors import DeadlineExceeded, InvalidRequest, MemberLost
 from zagent.trainer.rollout import WORKER_POOL
 from zagent.wire.messages import BROKER
 
@@ -29,16 +30,29 @@ class Control:
         """One of the broker's own methods."""
         return await self._calls.call(BROKER, method, argument, timeout=CONTROL_TIMEOUT_S)
 
-    async def on_members(self, pool: str, method: str) -> dict[str, Any]:
+    async def remove(self, pool: str, name: str) -> None:
+        """Take a member out, if it is there."""
+        with suppress(InvalidRequest):
+            await self.broker("remove", [pool, name])
+
+    async def on_members(self, pool: str, method: str, argument: Any = None) -> dict[str, Any]:
         """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised."""
+        results = await self.try_members(pool, method, argument)
+        for result in results.values():
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    async def try_members(
+        self, pool: str, method: str, argument: Any = None, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Call ``method`` on every live member of ``pool``; results by name, and exceptions in their place. Raises
+        `MemberLost` where there is none."""
         names = await self._alive(pool)
         if not names:
             raise MemberLost(f"no live member in pool {pool!r}")
-        results = await asyncio.gather(*(self._on(pool, name, method) for name in names), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return dict(zip(names, results, strict=True))
+        calls = (self._on(pool, name, method, argument, timeout) for name in names)
+        return dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
     async def pad_token_id(self) -> int:
         """The padding id: the tokenizer's, which only the workers have loaded. Asked once, of whichever worker answers,
@@ -66,5 +80,7 @@ class Control:
         members = (await self.broker("status"))["pools"][pool]
         return [name for name, member in members.items() if member["state"] != "dead"]
 
-    async def _on(self, pool: str, name: str, method: str) -> Any:
-        return await self._calls.call(pool, method, member=name, timeout=CONTROL_TIMEOUT_S)
+    async def _on(
+        self, pool: str, name: str, method: str, argument: Any = None, timeout: float = CONTROL_TIMEOUT_S
+    ) -> Any:
+        return await self._calls.call(pool, method, argument, member=name, timeout=timeout)

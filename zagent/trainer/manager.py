@@ -6,20 +6,19 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
 
 from zagent.client.link import WELCOME_TIMEOUT_S
-from zagent.client.llm_client import ENGINE_POOL, AsyncLLMServerManager
+from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.client.services import Services
 from zagent.config import Config
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost, RolloutError, ZagentError
 from zagent.trainer.collate import collate
-from zagent.trainer.control import Control
+from zagent.trainer.controls import EngineControls
 from zagent.trainer.embed import Launched, start_launcher
 from zagent.trainer.io_thread import IoThread
 from zagent.trainer.links import Links, open_launcher
@@ -27,13 +26,12 @@ from zagent.trainer.rollout import Rollout
 from zagent.trainer.rows import Row, rows_of
 from zagent.types import Outcome
 
-Result = TypeVar("Result")
 #: Seconds that a broker may be away before a manager that only joined the cluster takes it for gone. One that is
 #: started again answers within two; on the launcher's own host its end is seen at once.
 BROKER_PATIENCE_S = 30.0
 
 
-class AgentLoopManager:
+class AgentLoopManager(EngineControls):
     """Runs agent loops on a cluster: one it launched (`launch`, `create`) or one it joined (`connect`).
 
     The synchronous methods may be called from any thread, also inside a running event loop; the ``_async`` ones are
@@ -53,10 +51,10 @@ class AgentLoopManager:
         except BaseException:
             self._io.close()
             raise
-        self._control = Control(self._calls)
         facts = self._calls.link.facts
         self.config = Config.from_dict(facts["config"])
         self.run_id: str = facts.get("run_id", "")
+        super().__init__(self._calls, self._io, self.config, self.run_id)
         self._window = asyncio.Semaphore(self.config.broker.max_pending)
         #: Calls engines directly: `await manager.server_manager.generate(…)` on any loop.
         self.server_manager = AsyncLLMServerManager(self._links.here)
@@ -190,39 +188,6 @@ class AgentLoopManager:
             pad_token_id=pad_token_id,
             batch=batch,
         )
-
-    # ---- control ----------------------------------------------------------------------------------------------------
-
-    def status(self) -> dict[str, Any]:
-        """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, restarts, pid),
-        `sessions`, `pending`, `counters`."""
-        status: dict[str, Any] = self._ask(lambda: self._control.broker("status"))
-        return status
-
-    def engine_stats(self) -> dict[str, dict[str, Any]]:
-        """Per engine, by its own count: calls, prompt_tokens, cached_tokens, response_tokens, in_flight."""
-        return self._ask(lambda: self._control.on_members(ENGINE_POOL, "stats"))
-
-    def clear_kv_cache(self) -> None:
-        """Every engine forgets its prefix cache. Raises `EngineError` if one cannot (calls are running)."""
-        self._ask(lambda: self._control.on_members(ENGINE_POOL, "clear_cache"))
-
-    def drain(self, name: str, pool: str = ENGINE_POOL) -> None:
-        """Give a member nothing new; what it has finishes. Its sessions move to others."""
-        self._ask(lambda: self._control.broker("drain", [pool, name]))
-
-    def remove(self, name: str, pool: str = ENGINE_POOL) -> None:
-        """Take a member out at once; its calls run again elsewhere."""
-        self._ask(lambda: self._control.broker("remove", [pool, name]))
-
-    def _ask(self, question: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Of a cluster that has started: until then its pools are not complete."""
-
-        async def ask() -> Result:
-            await self._started()
-            return await question()
-
-        return self._io.run(ask())
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,10 @@ class AgentLoopWorker:
     def _attempt(self, row: dict[str, Any], number: int) -> Attempt:
         session = uuid4().hex
         trace = None if self._tracing is None else RowTrace(self._tracing, row, number, session)
-        llm = SampleServerManager(self._calls, row["seed_key"], self._rollout.response_length, trace)
+        rollout = self._rollout
+        llm = SampleServerManager(
+            *(self._calls, row["seed_key"], rollout.response_length, trace), partial_rollout=rollout.partial_rollout
+        )
         return Attempt(row, number, session, trace or silent, llm, self._services.bind(session))
 
     async def _scored_output(self, this: Attempt) -> AgentLoopOutput:

@@ -27,12 +27,19 @@ class SampleServerManager(AsyncLLMServerManager):
             that differ in the sample alone have the same prompt: their calls form a group.
         response_length: `max_new_tokens` of calls that do not say it; engines would go on to the context's end.
         trace: told of each call.
+        partial_rollout: as in `AsyncLLMServerManager`.
     """
 
     def __init__(
-        self, calls: Calls, seed_key: Sequence[Any], response_length: int, trace: RowTrace | None = None
+        self,
+        calls: Calls,
+        seed_key: Sequence[Any],
+        response_length: int,
+        trace: RowTrace | None = None,
+        *,
+        partial_rollout: bool = True,
     ) -> None:
-        super().__init__(calls, group=prompt_group(*seed_key[1:4]))
+        super().__init__(calls, group=prompt_group(*seed_key[1:4]), partial_rollout=partial_rollout)
         self._trace = trace
         self._response_length = response_length
         self._seed: Callable[[int], int] = partial(seed_for, *seed_key)

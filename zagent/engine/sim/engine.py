@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from hashlib import blake2b
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -14,17 +16,19 @@ from zagent.engine.base import (
     Death,
     EngineInfo,
     GenerateRequest,
+    PauseMode,
     Progress,
     check_media,
     check_prompt,
     token_budget,
 )
-from zagent.engine.sim.cache import BLOCK, PrefixCache, PrefixHasher
 from zagent.engine.sim.experts import ExpertRouter
 from zagent.engine.sim.faults import FaultScript, Verdict, parse_faults
+from zagent.engine.sim.halt import Halt
 from zagent.engine.sim.images import expand, mark
+from zagent.engine.sim.model import SimCall, SimModel
 from zagent.engine.sim.pace import Pace, Places
-from zagent.engine.sim.sampling import Answer, Sampler, Sampling, parse_sampling
+from zagent.engine.sim.sampling import Sampler, parse_sampling
 from zagent.engine.sim.tokens import token_source
 from zagent.errors import ConfigError, EngineError, InvalidRequest
 from zagent.types import TokenOutput
@@ -63,16 +67,16 @@ class SimEngine:
         self._name = name
         self._sim = sim
         self._faults = faults
-        self._checkpoint_tokens = checkpoint_tokens
         source = token_source(info.vocab_size, sim.eos_token_id, sim.seed)
-        self._sampler = Sampler(source, sim.eos_token_id, sim.eos_probability)
+        self._halt = Halt()
+        sampler = Sampler(source, sim.eos_token_id, sim.eos_probability)
+        self._model = SimModel(sim, sampler, self._halt, checkpoint_tokens)
         self._router = (
             ExpertRouter(sim.moe_layers, sim.experts, sim.experts_per_token, sim.seed) if sim.moe_layers else None
         )
-        self._hasher = PrefixHasher()
-        self._cache = PrefixCache(sim.kv_capacity_tokens)
         self._places = Places(sim.max_batch)
         self._in_flight = 0
+        self._weights: list[tuple[str, int]] = []
         self._started_at: float | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -103,9 +107,14 @@ class SimEngine:
         budget = token_budget(request.sampling_params, prompt_ids.size, self.info)
         self._in_flight += 1
         try:
-            verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
-            self._strike(verdict)
-            output = await self._in_place(marked_ids, sampling, budget, verdict, progress)
+            await self._halt.enter()
+            try:
+                verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
+                self._strike(verdict)
+                call = SimCall(marked_ids, sampling, budget, aborts=verdict.effect == "abort")
+                output = await self._in_place(call, verdict, progress)
+            finally:
+                self._halt.leave()
         finally:
             self._in_flight -= 1
         if request.images:
@@ -116,7 +125,31 @@ class SimEngine:
         """Forget all prefixes. Raises `EngineError` while calls are in flight, as SGLang's flush does."""
         if self._in_flight:
             raise EngineError(f"simulated engine {self._name}: cache not cleared, {self._in_flight} calls in flight")
-        self._cache.clear()
+        self._model.forget()
+
+    @property
+    def version(self) -> int:
+        """Of the weights: other tokens with each."""
+        return self._model.version
+
+    async def pause(self, mode: PauseMode) -> None:
+        """As `Engine.pause`, at whichever token the modelled time has come to."""
+        await self._halt.begin(mode)
+
+    async def resume(self) -> None:
+        self._halt.end()
+
+    async def update_weights(self, directory: str, version: int, *, flush: bool) -> None:
+        """Of the files only the names and sizes matter, and they must be there."""
+        self._weights = _sizes(Path(directory))
+        if not self._weights:
+            raise EngineError(f"simulated engine {self._name}: no safetensors in {directory}")
+        self._model.version = version
+        if flush:
+            await self.clear_cache()
+
+    async def checksum(self) -> str:
+        return blake2b(repr((self._model.version, self._weights)).encode(), digest_size=8).hexdigest()
 
     def in_flight(self) -> int:
         """Calls running or waiting for a place in the batch."""
@@ -127,7 +160,7 @@ class SimEngine:
         self._started_at = None
         for timer in self._timers:
             timer.cancel()
-        self._cache.clear()
+        self._model.forget()
 
     def _read(self, request: GenerateRequest) -> tuple[np.ndarray, np.ndarray]:
         """The prompt as it is returned, and as answers depend on it."""
@@ -137,71 +170,26 @@ class SimEngine:
         ids = expand(request.prompt_ids, image_token_id, self._sim.tokens_per_image)
         return ids, mark(ids, image_token_id, request.images, self.info.vocab_size)
 
-    async def _in_place(
-        self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, verdict: Verdict, progress: Progress | None
-    ) -> TokenOutput:
-        pace = Pace(await self._places.take(self._loop.time()), verdict.factor)
+    async def _in_place(self, call: SimCall, verdict: Verdict, progress: Progress | None) -> TokenOutput:
+        pace = Pace(await self._places.take(self._loop.time()), verdict.factor, self._halt)
         try:
-            output = await self._run(prompt_ids, sampling, budget, verdict, progress, pace=pace)
+            if verdict.effect == "hang" or self.died.done():
+                await self._never()
+            output = await self._model.run(call, pace, progress and self._while_alive(progress))
+            if self.died.done():
+                await self._never()
         except BaseException:
             self._places.give_back(self._loop.time())
             raise
         self._places.give_back(pace.time)
-        return output
-
-    async def _run(
-        self,
-        prompt_ids: np.ndarray,
-        sampling: Sampling,
-        budget: int,
-        verdict: Verdict,
-        progress: Progress | None,
-        *,
-        pace: Pace,
-    ) -> TokenOutput:
-        if verdict.effect == "hang" or self.died.done():
-            await self._never()
-        answer = self._sampler.answer(prompt_ids, sampling, budget)
-        aborted = verdict.effect == "abort"
-        if aborted:
-            answer = answer.cut(answer.token_ids.size // 2)
-        cached = await self._spend(prompt_ids, answer, pace, progress)
-        if self.died.done():
-            await self._never()
-        output = _output(answer, cached, aborted=aborted)
-        if self._router is not None and answer.token_ids.size:
+        if self._router is not None and len(output.token_ids):
             # As in SGLang, the last token has not been through the model.
-            output.routed_experts = self._router.routed(np.concatenate([prompt_ids, output.token_ids])[:-1])
+            output.routed_experts = self._router.routed(np.concatenate([call.prompt_ids, output.token_ids])[:-1])
         return output
 
-    async def _spend(self, prompt_ids: np.ndarray, answer: Answer, pace: Pace, progress: Progress | None) -> int:
-        """Live through prefill and decode, keep the cache; returns the prompt tokens that were cached."""
-        if not self._sim.kv_capacity_tokens:
-            await pace.spend(prompt_ids.size, self._sim.prefill_tokens_per_s)
-            await self._decode(answer, pace, progress)
-            return 0
-        # The last token of either has no KV: a prompt's is always computed, an answer's never entered the model.
-        keys = self._hasher.keys(np.concatenate([prompt_ids, answer.token_ids])[:-1])
-        prompt_keys = keys[: (prompt_ids.size - 1) // BLOCK]
-        cached = self._cache.cached_tokens(prompt_keys)
-        if self._sim.prefill_tokens_per_s or self._sim.decode_tokens_per_s:
-            await pace.spend(prompt_ids.size - cached, self._sim.prefill_tokens_per_s)
-            self._cache.insert(prompt_keys)
-        await self._decode(answer, pace, progress)
-        self._cache.insert(keys)
-        return cached
-
-    async def _decode(self, answer: Answer, pace: Pace, progress: Progress | None) -> None:
-        """In pieces of `checkpoint_tokens` that ``progress`` is told of, and the last one."""
-        size, step, done = answer.token_ids.size, self._checkpoint_tokens, 0
-        if progress is not None and step:
-            for end in range(step, size, step):
-                await pace.spend(step, self._sim.decode_tokens_per_s)
-                if self.died.done():
-                    await self._never()
-                progress(_output(answer.cut(end, done), 0, aborted=False))
-                done = end
-        await pace.spend(size - done, self._sim.decode_tokens_per_s)
+    def _while_alive(self, progress: Progress) -> Progress:
+        """The dead say nothing."""
+        return lambda piece: None if self.died.done() else progress(piece)
 
     async def _never(self) -> NoReturn:
         """Wait until cancelled."""
@@ -224,12 +212,5 @@ class SimEngine:
             self.died.set_result(Death(f"simulated engine {self._name}: exit from the fault script", crashed=True))
 
 
-def _output(answer: Answer, cached: int, *, aborted: bool) -> TokenOutput:
-    return TokenOutput(
-        token_ids=answer.token_ids,
-        log_probs=answer.log_probs,
-        stop_reason="abort" if aborted else answer.stop_reason,
-        num_preempted=0,
-        versions=[(0, 0, answer.token_ids.size)],
-        cached_tokens=cached,
-    )
+def _sizes(directory: Path) -> list[tuple[str, int]]:
+    return sorted((file.name, file.stat().st_size) for file in directory.glob("*.safetensors"))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from zagent.engine.sim.halt import Halt
+
 
 class Places:
     """So many calls at once, the others in order of arrival. A place is handed on as of the modelled time at which it
@@ -45,14 +47,23 @@ class Pace:
     Args:
         began: when the call got its place.
         factor: how many times longer everything takes.
+        halt: may wake it early.
     """
 
-    def __init__(self, began: float, factor: float) -> None:
+    def __init__(self, began: float, factor: float, halt: Halt) -> None:
         self.time = began
         self._factor = factor
+        self._halt = halt
 
-    async def spend(self, tokens: int, tokens_per_s: float) -> None:
-        """Sleep until ``tokens`` more are done; 0 tokens per second = at once."""
-        if tokens and tokens_per_s:
-            self.time += tokens / tokens_per_s * self._factor
-            await asyncio.sleep(max(0.0, self.time - asyncio.get_running_loop().time()))
+    async def spend(self, tokens: int, tokens_per_s: float) -> int:
+        """Sleep until ``tokens`` more are done, at once with 0 tokens per second; how many are, if a halt came before
+        the last one."""
+        if not tokens or not tokens_per_s:
+            return tokens
+        began, each = self.time, self._factor / tokens_per_s
+        self.time += tokens * each
+        if await self._halt.sleep(max(0.0, self.time - asyncio.get_running_loop().time())):
+            return tokens
+        now = asyncio.get_running_loop().time()
+        self.time = min(self.time, max(began, now))
+        return min(tokens, int((self.time - began) / each))

@@ -21,6 +21,9 @@ KNOWN_KEYS = frozenset(
     }
 )  # fmt: skip
 
+#: Versions of the weights are told apart by seeds beyond all that a call can have.
+SEEDS = 2**64
+
 #: Tokens drawn between two looks for a stop.
 LOOK_EVERY = 1024
 
@@ -92,9 +95,10 @@ class Sampler:
         self._eos = eos_token_id
         self._eos_probability = eos_probability
 
-    def answer(self, prompt_ids: np.ndarray, sampling: Sampling, budget: int) -> Answer:
-        """At most ``budget`` tokens after ``prompt_ids``; a stop token is the answer's last."""
-        state = self._source.state(prompt_ids, sampling.seed)
+    def answer(self, prompt_ids: np.ndarray, sampling: Sampling, budget: int, version: int = 0) -> Answer:
+        """At most ``budget`` tokens after ``prompt_ids``; a stop token is the answer's last. Weights of another
+        ``version`` give other tokens."""
+        state = self._source.state(prompt_ids, sampling.seed + version * SEEDS)
         eos_probability = 0.0 if sampling.ignore_eos else self._eos_probability
         if eos_probability > 0 or sampling.stop_token_ids:
             token_ids, stopped = self._until_stop(state, sampling, eos_probability, budget)

@@ -1,0 +1,112 @@
+"""SGLang's control plane: flush, pause, new weights, checksums, memory. With `sglang_engine` and `sglang_launch`, all
+that knows its internals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from hashlib import blake2b
+from typing import Any
+
+from zagent.engine.base import PauseMode
+from zagent.engine.sglang_life import Life
+from zagent.errors import EngineError
+
+#: Seconds SGLang may wait for idleness before it flushes its cache, and what its answer may take on top.
+FLUSH_TIMEOUT_S = 10.0
+FLUSH_GRACE_S = 5.0
+#: Seconds between two rounds of aborts: a call that was just being handed over is missed by the first.
+ABORT_AGAIN_S = 0.05
+#: SGLang says this when the weights are new, but calls in flight kept it from clearing its cache.
+NOT_FLUSHED = "the cache was not flushed"
+
+
+class SGLangControl:
+    """What is asked of SGLang beside generating.
+
+    Args:
+        manager: its tokenizer manager, which has one request of each kind under way at most: a cancelled one's answer
+            would go to the next. So none is ever cancelled (`Life.keep`), and one follows the other.
+    """
+
+    def __init__(self, manager: Any, life: Life, update_timeout_s: float) -> None:
+        self._manager, self._life = manager, life
+        self._update_timeout_s = update_timeout_s
+        self._turn = asyncio.Lock()
+        #: Calls enter while it is set.
+        self.open = asyncio.Event()
+        self.open.set()
+        self._frozen = False
+
+    async def flush(self) -> None:
+        """Clear the prefix cache, once idle. Raises `EngineError`."""
+        asked = self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
+        answer = await self._ask("flush_cache", asked, FLUSH_TIMEOUT_S + FLUSH_GRACE_S)
+        if not answer.success:
+            raise EngineError(f"SGLang did not clear its cache: {answer.message}")
+
+    async def pause(self, mode: PauseMode) -> None:
+        """As `Engine.pause`. SGLang's own abort mode takes a second at least."""
+        self.open.clear()
+        if mode == "abort":
+            while self._manager.rid_to_state:
+                self._check_alive()
+                self._manager.abort_request(abort_all=True)
+                await asyncio.sleep(ABORT_AGAIN_S)
+            return
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        self._frozen = True
+        await self._ask("pause", self._manager.pause_generation(PauseGenerationReqInput(mode=mode)))
+
+    async def resume(self) -> None:
+        """As `Engine.resume`."""
+        if self._frozen:
+            from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+            request = ContinueGenerationReqInput(torch_empty_cache=False)
+            await self._ask("continue", self._manager.continue_generation(request))
+            self._frozen = False
+        self.open.set()
+
+    async def update_from_disk(self, directory: str, version: int, *, flush: bool) -> None:
+        """Load the safetensors there.
+
+        Raises:
+            EngineError: SGLang could not. Its roll-back reads the new directory again, so what it serves then is
+                anybody's guess.
+        """
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        request = UpdateWeightFromDiskReqInput(
+            model_path=directory, load_format="safetensors", weight_version=str(version), flush_cache=flush
+        )
+        asked = self._manager.update_weights_from_disk(request)
+        success, message, _ = await self._ask("update_weights_from_disk", asked, self._update_timeout_s)
+        if not success and NOT_FLUSHED not in message:
+            raise EngineError(f"SGLang did not load {directory}: {message}")
+
+    async def checksum(self) -> str:
+        """Of all parameters, over all ranks."""
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+        asked = self._manager.check_weights(CheckWeightsReqInput(action="checksum"))
+        success, message, ranks, *_ = await self._ask("check_weights", asked, self._update_timeout_s)
+        if not success:
+            raise EngineError(f"SGLang gave no checksum: {message}")
+        sums = [f"{name} {value}" for rank in ranks for name, value in sorted(rank["checksums"].items())]
+        return blake2b("\n".join(sums).encode(), digest_size=8).hexdigest()
+
+    async def _ask(self, what: str, asked: Coroutine[Any, Any, Any], timeout: float = FLUSH_GRACE_S) -> Any:
+        """SGLang's answer; raises `EngineError` if it dies, or says nothing in time."""
+        async with self._turn:
+            task = self._life.keep(asyncio.ensure_future(asked))
+            await asyncio.wait((task, self._life.died), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            self._check_alive()
+            if not task.done():
+                raise EngineError(f"SGLang has not answered {what} within {timeout:.0f} s")
+            return task.result()
+
+    def _check_alive(self) -> None:
+        if self._life.died.done():
+            raise EngineError(f"the engine died: {self._life.died.result().reason}")

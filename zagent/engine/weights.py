@@ -1,0 +1,73 @@
+"""New weights in one engine: by order of whoever closed the pool's gate, or by itself where others have newer ones."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from zagent.engine.base import Engine
+from zagent.errors import EngineError, InvalidRequest
+from zagent.wire.messages import Call
+
+
+class EngineWeights:
+    """The engine's methods `pause`, `resume`, `update_weights`, `checksum`, one at a time.
+
+    Args:
+        announce: tells the broker which version is served now, and from which directory.
+        give_up: called with the reason where an engine cannot catch up with its pool.
+    """
+
+    def __init__(self, engine: Engine, announce: Callable[[int, str], None], give_up: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._announce, self._give_up = announce, give_up
+        self._turn = asyncio.Lock()
+        self._catching_up: asyncio.Task[None] | None = None
+
+    async def pause(self, argument: Any, call: Call) -> None:
+        """ "abort" or "in_place": what becomes of running calls; those that come wait."""
+        if argument not in ("abort", "in_place"):
+            raise InvalidRequest(f"pause takes 'abort' or 'in_place', got {argument!r:.80}")
+        await self._engine.pause(argument)
+
+    async def resume(self, argument: Any, call: Call) -> None:
+        """After a pause."""
+        await self._engine.resume()
+
+    async def update_weights(self, argument: Any, call: Call) -> str:
+        """[directory, version, whether to clear the cache] → the new weights' checksum. Raises `EngineError`."""
+        if not isinstance(argument, list) or [type(part) for part in argument] != [str, int, bool]:
+            raise InvalidRequest("update_weights takes [directory, version, flush]")
+        directory, version, flush = argument
+        async with self._turn:
+            if self._engine.version < version:
+                await self._engine.update_weights(directory, version, flush=flush)
+                self._announce(version, directory)
+            return await self._engine.checksum()
+
+    async def checksum(self, argument: Any, call: Call) -> str:
+        """Of the weights."""
+        async with self._turn:
+            return await self._engine.checksum()
+
+    def catch_up(self, version: int, directory: str) -> None:
+        """Others of the pool serve newer weights."""
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up(version, directory))
+
+    async def _catch_up(self, version: int, directory: str) -> None:
+        async with self._turn:
+            if self._engine.version >= version:
+                self._announce(self._engine.version, directory)
+                return
+            if not directory:  # they came over the trainer's process group, and are in no file
+                print(f"waiting for weights beyond version {self._engine.version}", file=sys.stderr, flush=True)
+                return
+            try:
+                await self._engine.update_weights(directory, version, flush=not self._engine.in_flight())
+            except EngineError as error:
+                self._give_up(f"version {version} of the weights cannot be loaded: {error}")
+            else:
+                self._announce(version, directory)

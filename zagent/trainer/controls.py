@@ -1,0 +1,127 @@
+"""What a trainer says to a cluster beside its rollouts: questions, and orders to the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from zagent.client.calls import Calls
+from zagent.client.llm_client import ENGINE_POOL
+from zagent.config import Config
+from zagent.trainer.checkpoint import Source
+from zagent.trainer.control import Control
+from zagent.trainer.gate import Gate
+from zagent.trainer.io_thread import IoThread
+from zagent.trainer.weights import Mode, Weights, WeightUpdate
+
+Result = TypeVar("Result")
+#: What the launcher removes at the end of the run, by its id in the name.
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class EngineControls:
+    """The part of `AgentLoopManager` that needs no rollouts."""
+
+    def __init__(self, calls: Calls, io: IoThread, config: Config, run_id: str) -> None:
+        self._io = io
+        self._control = Control(calls)
+        self._gate = Gate(calls, self._control)
+        base = SHARED_MEMORY if config.engine.weights_dir is None else Path(config.engine.weights_dir)
+        self._weights = Weights(
+            *(calls, self._control, self._gate, config.engine),
+            directory=base / f"zagent-weights-{run_id}" / f"{os.getpid()}-{id(self):x}",
+            reference=Path(config.model.path),
+        )
+
+    @abstractmethod
+    async def _started(self) -> None:
+        """Wait until the cluster has: until then its pools are not complete."""
+
+    def status(self) -> dict[str, Any]:
+        """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, restarts, pid),
+        `versions` and `gated` pools, `sessions`, `pending`, `counters`."""
+        status: dict[str, Any] = self._ask(lambda: self._control.broker("status"))
+        return status
+
+    def engine_stats(self) -> dict[str, dict[str, Any]]:
+        """Per engine, by its own count: calls, prompt_tokens, cached_tokens, response_tokens, in_flight."""
+        return self._ask(lambda: self._control.on_members(ENGINE_POOL, "stats"))
+
+    def clear_kv_cache(self) -> None:
+        """Every engine forgets its prefix cache. Raises `EngineError` if one cannot (calls are running)."""
+        self._ask(lambda: self._control.on_members(ENGINE_POOL, "clear_cache"))
+
+    def drain(self, name: str, pool: str = ENGINE_POOL) -> None:
+        """Give a member nothing new; what it has finishes. Its sessions move to others."""
+        self._ask(lambda: self._control.broker("drain", [pool, name]))
+
+    def remove(self, name: str, pool: str = ENGINE_POOL) -> None:
+        """Take a member out at once; its calls run again elsewhere."""
+        self._ask(lambda: self._control.broker("remove", [pool, name]))
+
+    # ---- weights ----------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the engines serve: 0 at first, and what `update_weights` has made it since. Asks the
+        broker."""
+        return self._ask(self._weights.version)
+
+    def update_weights(self, source: Source, *, version: int | None = None, mode: Mode = "wait") -> WeightUpdate:
+        """Bring new weights into all engines, while rows run or between batches.
+
+        New engine calls wait meanwhile, and run on the new weights; KV of the former ones is not used again. An engine
+        that cannot load them is started again and loads them then; one that starts later loads them before it serves.
+
+        Args:
+            source: a directory of safetensors (used where it lies, and needed there until the next update), a model
+                with `save_pretrained`, or named tensors (a map, or pairs), complete and by the checkpoint's names.
+            version: of the weights, above the present one; default: the next.
+            mode: what becomes of engine calls that run. `wait`: they end on the former weights, as long as it takes.
+                `abort`: they are broken off, and go on on the new ones (`rollout.partial_rollout`), from a prompt that
+                is computed anew. `in_place`: they stand still, and go on on the new ones with the KV they have.
+
+        Raises:
+            InputError: weights with other names or shapes than the engines' checkpoint; a version that does not follow.
+            WeightUpdateError: no engine took them. They serve the former ones, some after a restart.
+            DeadlineExceeded: calls still ran after `engine.update_timeout_s`; nothing has changed.
+        """
+        return self._ask(lambda: self._weights.update(source, version, mode))
+
+    async def update_weights_async(
+        self, source: Source, *, version: int | None = None, mode: Mode = "wait"
+    ) -> WeightUpdate:
+        """`update_weights` from inside an event loop."""
+        return await self._asked(lambda: self._weights.update(source, version, mode))
+
+    def abort_all_requests(self) -> None:
+        """Break off all engine calls that run. They go on after `resume_generation` (`rollout.partial_rollout`), and
+        what comes meanwhile waits; rows notice nothing but the time."""
+        self._ask(self._abort)
+
+    async def _abort(self) -> None:
+        await self._gate.close("aborted")
+        await self._control.on_members(ENGINE_POOL, "pause", "abort")
+        await self._weights.idle()
+        await self._control.on_members(ENGINE_POOL, "resume")
+
+    def resume_generation(self) -> None:
+        """After `abort_all_requests`."""
+        self._ask(lambda: self._gate.open("aborted"))
+
+    # ---- how --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Of a cluster that has started."""
+        return self._io.run(self._when_started(question))
+
+    async def _asked(self, question: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        return await asyncio.wrap_future(self._io.submit(self._when_started(question)))
+
+    async def _when_started(self, question: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        await self._started()
+        return await question()

@@ -1,0 +1,173 @@
+"""New weights into running engines: gate, drain or pause, update, version, reopen; all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from zagent.client.calls import Calls
+from zagent.client.llm_client import ENGINE_POOL
+from zagent.config import EngineConfig
+from zagent.errors import DeadlineExceeded, InputError, WeightUpdateError, ZagentError
+from zagent.trainer.checkpoint import Source, write_checkpoint
+from zagent.trainer.control import Control
+from zagent.trainer.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["wait", "abort", "in_place"]
+MODES = ("wait", "abort", "in_place")
+#: Pauses between two looks whether the engines are idle, in seconds: the first, and the longest.
+LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
+
+
+@dataclass(slots=True)
+class WeightUpdate:
+    """What an update did.
+
+    ``seconds`` per stage, in order: `write`, `gate`, `drain`, `update`, `reopen`. ``engines`` by name: `updated`, or
+    `restarted` where the engine could not load them: it is started again, and does so then or leaves the pool.
+    ``checksum``: of the weights in the engines; equal for equal ones of one model, dtype and parallel size.
+    """
+
+    version: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    engines: dict[str, str] = field(default_factory=dict)
+    checksum: str = ""
+
+
+class Weights:
+    """Updates the engines' pool; one update at a time. All methods on the loop of ``control``.
+
+    Args:
+        directory: for weights that are written.
+        reference: the checkpoint the engines started with, if it can be seen from here.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        control: Control,
+        gate: Gate,
+        config: EngineConfig,
+        *,
+        directory: Path,
+        reference: Path | None,
+    ) -> None:
+        self._control, self._gate, self._config = control, gate, config
+        self._directory, self._reference = directory, reference
+        self._turn = asyncio.Lock()
+        #: What a broker that has lost it is told again: pool, version, directory.
+        self._told: list[Any] | None = None
+        calls.link.on_rejoin(self._rejoined)
+
+    async def version(self) -> int:
+        """Of the weights that the engines serve."""
+        return int((await self._control.broker("status"))["versions"][ENGINE_POOL])
+
+    async def update(self, source: Source, version: int | None, mode: Mode) -> WeightUpdate:
+        """See `AgentLoopManager.update_weights`."""
+        if mode not in MODES:
+            raise InputError(f"mode is one of {', '.join(MODES)}, got {mode!r}")
+        async with self._turn:
+            version = await self._next(version)
+            done = WeightUpdate(version)
+            async with self._timed(done, "write"):
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                place = self._directory / str(version)
+                directory = str(await asyncio.to_thread(write_checkpoint, source, place, self._reference))
+            try:
+                await self._bring(directory, mode, done)
+            except (WeightUpdateError, DeadlineExceeded):  # after others an engine may have them, and others follow it
+                self._forget()
+                raise
+            self._told = [ENGINE_POOL, version, directory]
+            self._forget()
+            return done
+
+    def _rejoined(self, same_broker: bool) -> None:
+        if self._told is not None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell(self._told))
+
+    async def _tell(self, told: list[Any]) -> None:
+        with suppress(ZagentError):  # gone again: we shall hear
+            await self._control.broker("set_version", told)
+
+    async def _next(self, version: int | None) -> int:
+        now = await self.version()
+        if version is not None and (type(version) is not int or version <= now):
+            raise InputError(f"version {version!r} does not follow {now}: versions only grow")
+        return now + 1 if version is None else version
+
+    async def _bring(self, directory: str, mode: Mode, done: WeightUpdate) -> None:
+        async with self._timed(done, "gate"):
+            await self._gate.close("update")
+        try:
+            async with self._timed(done, "drain"):
+                await self._calm(mode)
+            async with self._timed(done, "update"):
+                await self._load(directory, done, flush=mode != "in_place")
+        finally:
+            async with self._timed(done, "reopen"):
+                if mode != "wait":
+                    await self._control.try_members(ENGINE_POOL, "resume")
+                await self._gate.open("update")
+
+    async def _calm(self, mode: Mode) -> None:
+        """Whatever runs has ended, or stands still."""
+        if mode != "wait":
+            await self._control.on_members(ENGINE_POOL, "pause", mode)
+        if mode != "in_place":
+            await self.idle()
+
+    async def idle(self) -> None:
+        """Wait until no call is in flight. Raises `DeadlineExceeded` after `engine.update_timeout_s`."""
+        pause, until = LOOK_S, asyncio.get_running_loop().time() + self._config.update_timeout_s
+        while True:
+            members = (await self._control.broker("status"))["pools"][ENGINE_POOL]
+            busy = {name: member["in_flight"] for name, member in members.items() if member["in_flight"]}
+            if not busy:
+                return
+            if asyncio.get_running_loop().time() > until:
+                waited = f"{self._config.update_timeout_s:g} s (engine.update_timeout_s)"
+                raise DeadlineExceeded(f"engines are not idle after {waited}: calls in flight {busy}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_LOOK_S)
+
+    async def _load(self, directory: str, done: WeightUpdate, *, flush: bool) -> None:
+        argument, timeout = [directory, done.version, flush], self._config.update_timeout_s
+        results = await self._control.try_members(ENGINE_POOL, "update_weights", argument, timeout=timeout)
+        failed = {name: error for name, error in results.items() if isinstance(error, BaseException)}
+        for name, error in failed.items():  # nobody knows what it serves now: it starts again, and catches up
+            logger.error("engine %s did not take version %d of the weights: %s", name, done.version, error)
+            await self._control.remove(ENGINE_POOL, name)
+        if len(failed) == len(results):
+            raise WeightUpdateError(f"no engine took version {done.version} of the weights: {failed}")
+        await self._control.broker("set_version", [ENGINE_POOL, done.version, directory])
+        done.engines.update({name: "restarted" if name in failed else "updated" for name in results})
+        sums = {name: result for name, result in results.items() if name not in failed}
+        done.checksum = next(iter(sums.values()))
+        if len(set(sums.values())) > 1:
+            logger.warning("the engines' weights differ at version %d, by their checksums: %s", done.version, sums)
+
+    def _forget(self) -> None:
+        """Remove directories that no engine will be told to load."""
+        keep = None if self._told is None else self._told[2]
+        for path in self._directory.glob("*"):
+            if str(path) != keep:
+                shutil.rmtree(path)
+
+    @asynccontextmanager
+    async def _timed(self, done: WeightUpdate, stage: str) -> AsyncIterator[None]:
+        clock: Callable[[], float] = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            yield
+        finally:
+            done.seconds[stage] = clock() - began
