@@ -16,7 +16,7 @@ import pytest
 from support.cluster_in_memory import Cluster
 from support.echo import Echo, Peer
 from support.virtual_clock import run
-from zagent.broker import own, dispatch, leases
+from zagent.broker import core, dispatch, leases
 from zagent.client import calls, link, member
 from zagent.wire import sockets
 from zagent.wire.sockets import DealerChannel
