@@ -6,6 +6,7 @@
     │   ├── InputError              a batch, row or prompts file that cannot be used
     │   ├── InvalidRequest          an engine call that cannot be run as sent
     │   │   └── PromptTooLong           prompt beyond rollout.prompt_length or the model's context
+    │   ├── StateError              an order that does not fit the engines' state (asleep, say)
     │   ├── PoisonedRequest         the call crashed two members that ran it
     │   ├── UnknownAgent            no loop of that name
     │   ├── UnknownMethod           the pool's members have no such method
@@ -67,6 +68,10 @@ class InvalidRequest(CallerError):
 
 class PromptTooLong(InvalidRequest):
     """The prompt exceeds `rollout.prompt_length` or the model's context."""
+
+
+class StateError(CallerError):
+    """An order that does not fit the state of the engines: sleep while calls run, wake up what is awake."""
 
 
 class PoisonedRequest(CallerError):

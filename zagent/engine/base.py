@@ -117,6 +117,13 @@ class Engine(Protocol):
     async def checksum(self) -> str:
         """Of the weights: equal for equal ones."""
 
+    async def release(self, tags: Sequence[str]) -> dict[str, int]:
+        """Give memory (of `zagent.engine.memory.TAGS`) back to the device, without calls in flight; bytes by tag, 0
+        where there is no such device."""
+
+    async def restore(self, tags: Sequence[str]) -> None:
+        """Take it again. KV is empty then, and weights are garbage unless they were kept."""
+
     def in_flight(self) -> int:
         """Calls the engine itself counts as running or queued."""
 

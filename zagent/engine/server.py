@@ -22,9 +22,10 @@ from zagent.config import EngineConfig, ModelConfig
 from zagent.engine import sglang_parsers
 from zagent.engine.base import Death, Engine, GenerateRequest, Progress
 from zagent.engine.chat import ChatTokenizer
+from zagent.engine.memory import Memory
 from zagent.engine.sim import build as build_sim
 from zagent.engine.weights import EngineWeights
-from zagent.errors import ConfigError, EngineError, InvalidRequest
+from zagent.errors import ConfigError, EngineError, InvalidRequest, StateError
 from zagent.loops.tokenizer import load_tokenizer
 from zagent.models import facts
 from zagent.types import TokenOutput, int_array
@@ -44,7 +45,13 @@ class EngineServer:
     those of `EngineWeights`."""
 
     def __init__(
-        self, engine: Engine, link: Link, chat_tokenizer: ChatTokenizer | None = None, *, checkpoints: bool = True
+        self,
+        engine: Engine,
+        link: Link,
+        chat_tokenizer: ChatTokenizer | None = None,
+        *,
+        checkpoints: bool = True,
+        memory: Memory | None = None,
     ) -> None:
         self.engine = engine
         self._checkpoints = checkpoints  #: the engine tells of parts of its answers
@@ -53,9 +60,11 @@ class EngineServer:
         self.counts: Counter[str] = Counter()
         #: Resolved with the reason where the process is of no use any more, though its engine lives.
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        weights = EngineWeights(engine, self._serves, self._fail)
+        self._memory = memory or Memory("standalone")
+        weights = EngineWeights(engine, self._memory, self._serves, self._fail)
         own = (self.generate, self.chat, self.parse_tool_calls, self.clear_cache, self.stats)
-        methods = [*own, weights.pause, weights.resume, weights.update_weights, weights.checksum]
+        orders = (weights.pause, weights.resume, weights.update_weights, weights.checksum)
+        methods = [*own, *orders, weights.sleep, weights.wake_up]
         self.member = Member(link, {method.__name__: method for method in methods})
         link.on(Outdated, lambda message, body: weights.catch_up(message.version, message.weights))
 
@@ -113,6 +122,8 @@ class EngineServer:
         return await self._chat_tokenizer.decode(np.asarray(output.token_ids))
 
     async def _generate(self, request: GenerateRequest, progress: Progress | None = None) -> TokenOutput:
+        if self._memory.missing:
+            raise StateError(f"nothing can be generated: {self._memory.missing}")
         output = await self.engine.generate(request, progress)
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(output.extra_fields.get("prompt_token_ids", request.prompt_ids))
@@ -238,8 +249,12 @@ async def _join(settings: dict[str, Any], engine: Engine, member: dict[str, Any]
         settings["pool"], member["name"], member["epoch"], settings["credits"], settings["secret"], facts
     )  # fmt: skip
     link = Link(partial(DealerChannel, settings["endpoint"]), identity)
-    checkpoints = settings["engine"].get("checkpoint_tokens", 0) > 0
-    server = EngineServer(engine, link, ChatTokenizer(partial(_load_tokenizer, settings)), checkpoints=checkpoints)
+    config = EngineConfig.model_validate(settings["engine"])
+    server = EngineServer(
+        *(engine, link, ChatTokenizer(partial(_load_tokenizer, settings))),
+        checkpoints=config.checkpoint_tokens > 0,
+        memory=Memory(config.mode, keeps_weights=bool(config.args.get("enable_weights_cpu_backup"))),
+    )
     await server.link.open()
     server.link.keep()
     return server

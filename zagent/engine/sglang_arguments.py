@@ -83,6 +83,7 @@ def server_arguments(
     return {
         **DEFAULT_ARGUMENTS,
         **(CPU_ARGUMENTS if cpu else {}),
+        **({"enable_memory_saver": True} if engine.mode == "hybrid" and not cpu else {}),
         **engine.args,
         "model_path": model_path,
         "tokenizer_path": model.tokenizer_path,
@@ -96,6 +97,11 @@ def server_arguments(
         **({"stream_interval": engine.checkpoint_tokens} if engine.checkpoint_tokens else {}),
         "custom_sigquit_handler": startup_failed,
     }
+
+
+def releases_memory(engine: EngineConfig, *, cpu: bool) -> bool:
+    """Whether SGLang can give memory back. On a CPU it dies of the attempt."""
+    return not cpu and bool(engine.args.get("enable_memory_saver", engine.mode == "hybrid"))
 
 
 def honours_seeds(engine: EngineConfig) -> bool:

@@ -4,7 +4,7 @@ that knows its internals."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -96,6 +96,24 @@ class SGLangControl:
             raise EngineError(f"SGLang gave no checksum: {message}")
         sums = [f"{name} {value}" for rank in ranks for name, value in sorted(rank["checksums"].items())]
         return blake2b("\n".join(sums).encode(), digest_size=8).hexdigest()
+
+    async def release(self, tags: Sequence[str]) -> dict[str, int]:
+        """As `Engine.release`; by SGLang's own account of what the memory holds."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        held = (await self._manager.get_loads(include=["memory"]))[0].memory
+        sizes = {"weights": held.weight_gb, "kv_cache": held.kv_cache_gb}
+        await self.flush()
+        asked = self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags)), None)
+        await self._ask("release_memory_occupation", asked, self._update_timeout_s)
+        return {tag: int(sizes[tag] * 2**30) for tag in tags}
+
+    async def restore(self, tags: Sequence[str]) -> None:
+        """As `Engine.restore`."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        asked = self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags)), None)
+        await self._ask("resume_memory_occupation", asked, self._update_timeout_s)
 
     async def _ask(self, what: str, asked: Coroutine[Any, Any, Any], timeout: float = FLUSH_GRACE_S) -> Any:
         """SGLang's answer; raises `EngineError` if it dies, or says nothing in time."""

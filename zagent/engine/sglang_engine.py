@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ class SGLangEngine:
         self._experts_shape = setup.experts_shape(config, self._manager.model_config.hf_text_config)
         self._converters = internals.converters()
         self._life = Life(engine.get_all_child_pids(), config.hung_after_s)
+        self._releases = setup.releases_memory(config, cpu=cpu_platform.is_active())
         self._control = SGLangControl(self._manager, self._life, config.update_timeout_s)
         self.version = 0
         self._closed = False
@@ -142,6 +144,17 @@ class SGLangEngine:
     async def checksum(self) -> str:
         self._check_alive()
         return await self._control.checksum()
+
+    async def release(self, tags: Sequence[str]) -> dict[str, int]:
+        self._check_alive()
+        if not self._releases:
+            return dict.fromkeys(tags, 0)
+        return await self._control.release(tags)
+
+    async def restore(self, tags: Sequence[str]) -> None:
+        self._check_alive()
+        if self._releases:
+            await self._control.restore(tags)
 
     def in_flight(self) -> int:
         return len(self._manager.rid_to_state)

@@ -8,20 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 from zagent.engine.base import Engine
-from zagent.errors import EngineError, InvalidRequest
+from zagent.engine.memory import Memory
+from zagent.errors import EngineError, InvalidRequest, StateError
 from zagent.wire.messages import Call
 
 
 class EngineWeights:
-    """The engine's methods `pause`, `resume`, `update_weights`, `checksum`, one at a time.
+    """The engine's methods `pause`, `resume`, `update_weights`, `checksum`, `sleep`, `wake_up`.
 
     Args:
         announce: tells the broker which version is served now, and from which directory.
         give_up: called with the reason where an engine cannot catch up with its pool.
     """
 
-    def __init__(self, engine: Engine, announce: Callable[[int, str], None], give_up: Callable[[str], None]) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: Engine, memory: Memory, announce: Callable[[int, str], None], give_up: Callable[[str], None]
+    ) -> None:
+        self._engine, self._memory = engine, memory
         self._announce, self._give_up = announce, give_up
         self._turn = asyncio.Lock()
         self._catching_up: asyncio.Task[None] | None = None
@@ -43,9 +46,28 @@ class EngineWeights:
         directory, version, flush = argument
         async with self._turn:
             if self._engine.version < version:
-                await self._engine.update_weights(directory, version, flush=flush)
-                self._announce(version, directory)
+                await self._load(directory, version, flush=flush)
             return await self._engine.checksum()
+
+    async def _load(self, directory: str, version: int, *, flush: bool) -> None:
+        self._memory.check_update()
+        await self._engine.update_weights(directory, version, flush=flush and not self._memory.released)
+        self._memory.updated()
+        self._announce(version, directory)
+
+    async def sleep(self, argument: Any, call: Call) -> dict[str, int]:
+        """The level (1, 2 or None) → bytes released by kind of memory (`Memory.sleep`). Raises `StateError`."""
+        async with self._turn:
+            return await self._engine.release(self._memory.sleep(argument, self._engine.in_flight()))
+
+    async def wake_up(self, argument: Any, call: Call) -> list[bool]:
+        """Kinds of memory, or None → whether some is still released, and whether the weights are garbage
+        (`Memory.wake_up`). Raises `StateError`."""
+        if argument is not None and not isinstance(argument, list):
+            raise InvalidRequest(f"wake_up takes kinds of memory, got {argument!r:.80}")
+        async with self._turn:
+            await self._engine.restore(self._memory.wake_up(argument))
+            return [bool(self._memory.released), self._memory.lost]
 
     async def checksum(self, argument: Any, call: Call) -> str:
         """Of the weights."""
@@ -66,8 +88,6 @@ class EngineWeights:
                 print(f"waiting for weights beyond version {self._engine.version}", file=sys.stderr, flush=True)
                 return
             try:
-                await self._engine.update_weights(directory, version, flush=not self._engine.in_flight())
-            except EngineError as error:
+                await self._load(directory, version, flush=not self._engine.in_flight())
+            except (EngineError, StateError) as error:
                 self._give_up(f"version {version} of the weights cannot be loaded: {error}")
-            else:
-                self._announce(version, directory)

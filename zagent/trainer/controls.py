@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
 from zagent.trainer.gate import Gate
 from zagent.trainer.io_thread import IoThread
+from zagent.trainer.sleep import Sleep
 from zagent.trainer.weights import Mode, Weights, WeightUpdate
 
 Result = TypeVar("Result")
@@ -30,6 +31,7 @@ class EngineControls:
         self._io = io
         self._control = Control(calls)
         self._gate = Gate(calls, self._control)
+        self._sleep = Sleep(self._control, self._gate)
         base = SHARED_MEMORY if config.engine.weights_dir is None else Path(config.engine.weights_dir)
         self._weights = Weights(
             *(calls, self._control, self._gate, config.engine),
@@ -87,16 +89,22 @@ class EngineControls:
 
         Raises:
             InputError: weights with other names or shapes than the engines' checkpoint; a version that does not follow.
+            StateError: the engines sleep, and their weights with them.
             WeightUpdateError: no engine took them. They serve the former ones, some after a restart.
             DeadlineExceeded: calls still ran after `engine.update_timeout_s`; nothing has changed.
         """
-        return self._ask(lambda: self._weights.update(source, version, mode))
+        return self._ask(lambda: self._update(source, version, mode))
 
     async def update_weights_async(
         self, source: Source, *, version: int | None = None, mode: Mode = "wait"
     ) -> WeightUpdate:
         """`update_weights` from inside an event loop."""
-        return await self._asked(lambda: self._weights.update(source, version, mode))
+        return await self._asked(lambda: self._update(source, version, mode))
+
+    async def _update(self, source: Source, version: int | None, mode: Mode) -> WeightUpdate:
+        done = await self._weights.update(source, version, mode)
+        await self._sleep.updated()
+        return done
 
     def abort_all_requests(self) -> None:
         """Break off all engine calls that run. They go on after `resume_generation` (`rollout.partial_rollout`), and
@@ -112,6 +120,33 @@ class EngineControls:
     def resume_generation(self) -> None:
         """After `abort_all_requests`."""
         self._ask(lambda: self._gate.open("aborted"))
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    def sleep(self, level: int | None = None) -> dict[str, dict[str, int]]:
+        """Engines give memory back, and engine calls wait until they wake up; per engine, bytes by kind of memory:
+        zeros on a CPU, and on simulated engines, where nothing is released.
+
+        Args:
+            level: 1 releases KV, 2 the weights as well, which engines with GPUs of their own (`engine.mode=standalone`)
+                keep. None: the most.
+
+        Raises:
+            StateError: calls run, or the engines sleep already. They all go on as they are.
+        """
+        return self._ask(lambda: self._sleep.sleep(level))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Engines take their memory again (``tags``: `weights`, `kv_cache`; None: all that is released). Calls pass
+        when they have all of it, and weights.
+
+        Weights that were released are garbage then. In SGLang's order: ``wake_up(["weights"])``, `update_weights`,
+        ``wake_up(["kv_cache"])``; or ``wake_up()`` and `update_weights`, where there is room for that.
+
+        Raises:
+            StateError: the memory was not released, or it is not its turn.
+        """
+        self._ask(lambda: self._sleep.wake_up(tags))
 
     # ---- how --------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from zagent.client.calls import Calls
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import EngineConfig
-from zagent.errors import DeadlineExceeded, InputError, WeightUpdateError, ZagentError
+from zagent.errors import CallerError, DeadlineExceeded, InputError, WeightUpdateError, ZagentError
 from zagent.trainer.checkpoint import Source, write_checkpoint
 from zagent.trainer.control import Control
 from zagent.trainer.gate import Gate
@@ -84,7 +84,11 @@ class Weights:
                 directory = str(await asyncio.to_thread(write_checkpoint, source, place, self._reference))
             try:
                 await self._bring(directory, mode, done)
-            except (WeightUpdateError, DeadlineExceeded):  # after others an engine may have them, and others follow it
+            except (
+                CallerError,
+                WeightUpdateError,
+                DeadlineExceeded,
+            ):  # after others an engine may have them, and others follow it
                 self._forget()
                 raise
             self._told = [ENGINE_POOL, version, directory]
@@ -144,6 +148,8 @@ class Weights:
         argument, timeout = [directory, done.version, flush], self._config.update_timeout_s
         results = await self._control.try_members(ENGINE_POOL, "update_weights", argument, timeout=timeout)
         failed = {name: error for name, error in results.items() if isinstance(error, BaseException)}
+        if all(isinstance(result, CallerError) for result in results.values()):  # nothing has been touched
+            raise next(iter(failed.values()))
         for name, error in failed.items():  # nobody knows what it serves now: it starts again, and catches up
             logger.error("engine %s did not take version %d of the weights: %s", name, done.version, error)
             await self._control.remove(ENGINE_POOL, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import NoReturn
@@ -150,6 +151,14 @@ class SimEngine:
 
     async def checksum(self) -> str:
         return blake2b(repr((self._model.version, self._weights)).encode(), digest_size=8).hexdigest()
+
+    async def release(self, tags: Sequence[str]) -> dict[str, int]:
+        """Nothing, but KV is forgotten."""
+        self._model.forget()
+        return dict.fromkeys(tags, 0)
+
+    async def restore(self, tags: Sequence[str]) -> None:
+        """Nothing."""
 
     def in_flight(self) -> int:
         """Calls running or waiting for a place in the batch."""

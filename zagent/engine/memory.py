@@ -1,0 +1,83 @@
+"""Which of an engine's memory is released, and what may follow what. Pure.
+
+SGLang does not check the order: releasing while calls run, or restoring what was not released, ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from zagent.errors import StateError
+
+Tag = Literal["weights", "kv_cache"]
+#: In the order in which SGLang must get them back: KV would take the room that new weights need on their way.
+TAGS: tuple[Tag, ...] = ("weights", "kv_cache")
+
+
+class Memory:
+    """One engine's.
+
+    Args:
+        mode: `engine.mode`.
+        keeps_weights: released weights come back as they were (SGLang's `enable_weights_cpu_backup`).
+    """
+
+    def __init__(self, mode: str, *, keeps_weights: bool = False) -> None:
+        self._mode, self._keeps_weights = mode, keeps_weights
+        self.released: set[Tag] = set()
+        self._lost = False  #: the weights are garbage
+
+    def sleep(self, level: int | None, in_flight: int) -> list[Tag]:
+        """What is to be released: KV at level 1, and the weights as well at level 2; None is the most that the mode
+        allows, which is KV for engines with GPUs of their own. Raises `StateError`."""
+        most = 2 if self._mode == "hybrid" else 1
+        level = most if level is None else level
+        if level not in (1, 2):
+            raise StateError(f"sleep has levels 1 (KV) and 2 (KV and weights), not {level!r}")
+        if self.released:
+            raise StateError(f"the engine sleeps already: {_names(self.released)} released")
+        if in_flight:
+            raise StateError(f"{in_flight} calls run: wait for them, or abort_all_requests(), before sleep()")
+        tags: list[Tag] = ["weights", "kv_cache"] if min(level, most) == 2 else ["kv_cache"]
+        self.released = set(tags)
+        self._lost = self._lost or ("weights" in tags and not self._keeps_weights)
+        return tags
+
+    def wake_up(self, tags: Sequence[str] | None) -> list[Tag]:
+        """What is to be restored, in order; None = all that is released. Raises `StateError`."""
+        asked = self.released if tags is None else set(tags)
+        for tag in asked:
+            if tag not in TAGS:
+                raise StateError(f"there is no memory called {tag!r}, only {', '.join(TAGS)}")
+            if tag not in self.released:
+                raise StateError(f"{tag} is not released")
+        if "weights" in self.released - asked:
+            raise StateError("weights come before kv_cache: wake_up(['weights']), update_weights(…), wake_up()")
+        self.released = {tag for tag in self.released if tag not in asked}
+        return [tag for tag in TAGS if tag in asked]
+
+    def check_update(self) -> None:
+        """New weights need room. Raises `StateError`."""
+        if "weights" in self.released:
+            raise StateError("the weights are released: wake_up(['weights']) comes before update_weights(…)")
+
+    def updated(self) -> None:
+        """New weights are there."""
+        self._lost = False
+
+    @property
+    def lost(self) -> bool:
+        """The weights are garbage."""
+        return self._lost
+
+    @property
+    def missing(self) -> str:
+        """Why nothing can be generated; "" if it can."""
+        if self.released:
+            return f"{_names(self.released)} released: wake_up() comes before"
+        return "the weights were released, and are garbage until update_weights(…)" if self._lost else ""
+
+
+def _names(tags: set[Tag]) -> str:
+    return " and ".join(tag for tag in TAGS if tag in tags) + (" is" if len(tags) == 1 else " are")
