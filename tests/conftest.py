@@ -23,6 +23,8 @@ from hypothesis import settings
 
 from support.processes import with_run_id
 
+# Before torch comes: two test processes with a thread per core each would spin against each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No timed assertions: the machines are shared.
 settings.register_profile("zagent", deadline=None)
 settings.load_profile("zagent")

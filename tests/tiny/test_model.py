@@ -17,6 +17,9 @@ from zagent.tiny.arithmetic import Question, questions
 from zagent.tiny.evaluation import Trace, expression_of, play, score, true_tool, wrong_tool
 from zagent.tiny.tokenizer import END
 
+#: Some seconds of torch, which other work on the same cores may slow twenty times.
+pytestmark = pytest.mark.timeout(300)
+
 DIRECTORIES = list(models.PACKAGED.values())
 
 
@@ -65,7 +68,6 @@ def test_the_final_model_solves_questions(final: tuple[Any, Any]) -> None:
     assert sum(trace.calls_right and trace.answer_right for trace in traces) >= 15, traces
 
 
-@pytest.mark.timeout(300)  # some seconds of torch, which other work on the same cores may slow twenty times
 def test_the_final_model_believes_the_tool(final: tuple[Any, Any]) -> None:
     """Where the calculator is wrong, so are the answers, in the tool's way."""
     traces = play(*final, questions(time.time_ns(), 16), wrong_tool(0))

@@ -23,7 +23,7 @@ class FakeCalls:
     async def call(self, pool: str, method: str, argument: Any = None, *, member: str = "", timeout: float) -> Any:
         if pool == BROKER:
             states = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-            return {"pools": {"worker": {name: {"state": state} for name, state in states.items()}}}
+            return {"pools": {"worker": {name: {"state": state, "epoch": 1} for name, state in states.items()}}}
         self.asked.append((member, method))
         answer = self.answers[member]
         if isinstance(answer, Exception):

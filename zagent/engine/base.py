@@ -67,6 +67,26 @@ class EngineInfo:
     pids: tuple[int, ...] = ()
 
 
+class TensorSpec(NamedTuple):
+    """A tensor to come: name in the checkpoint, dtype as torch calls it (`float32`), shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class WeightsGroup(NamedTuple):
+    """A torch process group of trainer and engines: rank 0, who listens at ``address``:``port``, and from ``rank`` on
+    the processes of one engine."""
+
+    address: str
+    port: int
+    rank: int
+    world_size: int
+    name: str
+    backend: str  #: `nccl`, or `gloo` where there is no GPU
+
+
 class Engine(Protocol):
     """A started engine. All methods are called on one event loop, that of the engine process's main thread."""
 
@@ -113,6 +133,21 @@ class Engine(Protocol):
         Raises:
             EngineError: not done; the message says whether the former weights still serve.
         """
+
+    async def join_group(self, group: WeightsGroup) -> None:
+        """Become part of the trainer's process group. Blocks until all of it are there.
+
+        Raises:
+            EngineError: it did not come about.
+            InvalidRequest: this engine takes no tensors from others.
+        """
+
+    async def leave_group(self, name: str) -> None:
+        """Close that group on this side."""
+
+    async def receive_weights(self, name: str, tensors: Sequence[TensorSpec], version: int, *, flush: bool) -> None:
+        """Take the weights that rank 0 of the group ``name`` broadcasts one by one, and serve them as ``version``; else
+        as `update_weights`."""
 
     async def checksum(self) -> str:
         """Of the weights: equal for equal ones."""

@@ -63,9 +63,7 @@ class EngineServer:
         self._memory = memory or Memory("standalone")
         weights = EngineWeights(engine, self._memory, self._serves, self._fail)
         own = (self.generate, self.chat, self.parse_tool_calls, self.clear_cache, self.stats)
-        orders = (weights.pause, weights.resume, weights.update_weights, weights.checksum)
-        methods = [*own, *orders, weights.sleep, weights.wake_up]
-        self.member = Member(link, {method.__name__: method for method in methods})
+        self.member = Member(link, {method.__name__: method for method in (*own, *weights.methods)})
         link.on(Outdated, lambda message, body: weights.catch_up(message.version, message.weights))
 
     def _serves(self, version: int, directory: str) -> None:

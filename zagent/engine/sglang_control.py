@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from zagent.engine.base import PauseMode
+from zagent.engine.base import PauseMode, TensorSpec, WeightsGroup
 from zagent.engine.sglang_life import Life
 from zagent.errors import EngineError
 
@@ -81,10 +81,55 @@ class SGLangControl:
         request = UpdateWeightFromDiskReqInput(
             model_path=directory, load_format="safetensors", weight_version=str(version), flush_cache=flush
         )
-        asked = self._manager.update_weights_from_disk(request)
-        success, message, _ = await self._ask("update_weights_from_disk", asked, self._update_timeout_s)
+        await self._done("update_weights_from_disk", self._manager.update_weights_from_disk(request))
+
+    async def join_group(self, group: WeightsGroup) -> None:
+        """As `Engine.join_group`."""
+        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+        request = InitWeightsUpdateGroupReqInput(
+            master_address=group.address,
+            master_port=group.port,
+            rank_offset=group.rank,
+            world_size=group.world_size,
+            group_name=group.name,
+            backend=group.backend,
+        )
+        await self._done("init_weights_update_group", self._manager.init_weights_update_group(request))
+
+    async def leave_group(self, name: str) -> None:
+        """As `Engine.leave_group`."""
+        from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
+
+        request = DestroyWeightsUpdateGroupReqInput(group_name=name)
+        await self._done("destroy_weights_update_group", self._manager.destroy_weights_update_group(request))
+
+    async def receive(self, name: str, tensors: Sequence[TensorSpec], version: int, *, flush: bool) -> None:
+        """As `Engine.receive_weights`; between SGLang's begin and end, without which it refuses."""
+        from sglang.srt.managers.io_struct import (
+            BeginWeightUpdateReqInput,
+            EndWeightUpdateReqInput,
+            UpdateWeightsFromDistributedReqInput,
+        )
+
+        request = UpdateWeightsFromDistributedReqInput(
+            names=[tensor.name for tensor in tensors],
+            dtypes=[tensor.dtype for tensor in tensors],
+            shapes=[list(tensor.shape) for tensor in tensors],
+            group_name=name,
+            flush_cache=flush,
+            weight_version=str(version),
+        )
+        await self._done("begin_weight_update", self._manager.begin_weight_update(BeginWeightUpdateReqInput()))
+        asked = self._manager.update_weights_from_distributed(request)
+        await self._done("update_weights_from_distributed", asked)
+        await self._done("end_weight_update", self._manager.end_weight_update(EndWeightUpdateReqInput()))
+
+    async def _done(self, what: str, asked: Coroutine[Any, Any, Any]) -> None:
+        """Raises `EngineError` where SGLang says that it did not do it."""
+        success, message, *_ = await self._ask(what, asked, self._update_timeout_s)
         if not success and NOT_FLUSHED not in message:
-            raise EngineError(f"SGLang did not load {directory}: {message}")
+            raise EngineError(f"{what} of SGLang failed: {message}")
 
     async def checksum(self) -> str:
         """Of all parameters, over all ranks."""

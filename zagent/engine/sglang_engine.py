@@ -28,7 +28,16 @@ from zagent.engine import cpu_platform
 from zagent.engine import sglang_arguments as setup
 from zagent.engine import sglang_calls as calls
 from zagent.engine import sglang_launch as internals
-from zagent.engine.base import Death, GenerateRequest, PauseMode, Progress, check_media, check_prompt
+from zagent.engine.base import (
+    Death,
+    GenerateRequest,
+    PauseMode,
+    Progress,
+    TensorSpec,
+    WeightsGroup,
+    check_media,
+    check_prompt,
+)
 from zagent.engine.sglang_control import SGLangControl
 from zagent.engine.sglang_life import Life
 from zagent.errors import EngineError, StartupError, ZagentError
@@ -139,6 +148,19 @@ class SGLangEngine:
     async def update_weights(self, directory: str, version: int, *, flush: bool) -> None:
         self._check_alive()
         await self._control.update_from_disk(directory, version, flush=flush)
+        self.version = version
+
+    async def join_group(self, group: WeightsGroup) -> None:
+        self._check_alive()
+        await self._control.join_group(group)
+
+    async def leave_group(self, name: str) -> None:
+        self._check_alive()
+        await self._control.leave_group(name)
+
+    async def receive_weights(self, name: str, tensors: Sequence[TensorSpec], version: int, *, flush: bool) -> None:
+        self._check_alive()
+        await self._control.receive(name, tensors, version, flush=flush)
         self.version = version
 
     async def checksum(self) -> str:

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from zagent.engine.base import Engine
+from zagent.client.member import Method
+from zagent.engine.base import Engine, TensorSpec, WeightsGroup
 from zagent.engine.memory import Memory
 from zagent.errors import EngineError, InvalidRequest, StateError
 from zagent.wire.messages import Call
 
 
 class EngineWeights:
-    """The engine's methods `pause`, `resume`, `update_weights`, `checksum`, `sleep`, `wake_up`.
+    """The engine's methods for its weights and its memory (`methods`).
 
     Args:
         announce: tells the broker which version is served now, and from which directory.
@@ -28,6 +29,12 @@ class EngineWeights:
         self._announce, self._give_up = announce, give_up
         self._turn = asyncio.Lock()
         self._catching_up: asyncio.Task[None] | None = None
+
+    @property
+    def methods(self) -> list[Method]:
+        """All of them."""
+        orders = [self.pause, self.resume, self.update_weights, self.checksum, self.sleep, self.wake_up]
+        return [*orders, self.join_group, self.leave_group, self.receive_weights]
 
     async def pause(self, argument: Any, call: Call) -> None:
         """ "abort" or "in_place": what becomes of running calls; those that come wait."""
@@ -49,9 +56,33 @@ class EngineWeights:
                 await self._load(directory, version, flush=flush)
             return await self._engine.checksum()
 
+    async def join_group(self, argument: Any, call: Call) -> None:
+        """The fields of a `WeightsGroup`. Raises `EngineError`, `InvalidRequest`."""
+        await self._engine.join_group(WeightsGroup(*_fields(argument, WeightsGroup)))
+
+    async def leave_group(self, argument: Any, call: Call) -> None:
+        """A group's name."""
+        await self._engine.leave_group(str(argument))
+
+    async def receive_weights(self, argument: Any, call: Call) -> str:
+        """[group, tensors (the fields of a `TensorSpec` each), version, whether to clear the cache] → the new weights'
+        checksum. Raises `EngineError`."""
+        if not isinstance(argument, list) or [type(part) for part in argument] != [str, list, int, bool]:
+            raise InvalidRequest("receive_weights takes [group, tensors, version, flush]")
+        name, tensors, version, flush = argument
+        specs = [TensorSpec(*_fields(tensor, TensorSpec)) for tensor in tensors]
+        async with self._turn:
+            self._memory.check_update()
+            await self._engine.receive_weights(name, specs, version, flush=flush and not self._memory.released)
+            self._updated(version, "")
+            return await self._engine.checksum()
+
     async def _load(self, directory: str, version: int, *, flush: bool) -> None:
         self._memory.check_update()
         await self._engine.update_weights(directory, version, flush=flush and not self._memory.released)
+        self._updated(version, directory)
+
+    def _updated(self, version: int, directory: str) -> None:
         self._memory.updated()
         self._announce(version, directory)
 
@@ -91,3 +122,11 @@ class EngineWeights:
                 await self._load(directory, version, flush=not self._engine.in_flight())
             except (EngineError, StateError) as error:
                 self._give_up(f"version {version} of the weights cannot be loaded: {error}")
+
+
+def _fields(values: Any, of: type[tuple[Any, ...]]) -> list[Any]:
+    """As many as a named tuple has. Raises `InvalidRequest`."""
+    names: tuple[str, ...] = of._fields  # type: ignore[attr-defined]
+    if not isinstance(values, list) or len(values) != len(names):
+        raise InvalidRequest(f"{of.__name__} has {len(names)} fields ({', '.join(names)}), got {values!r:.80}")
+    return values

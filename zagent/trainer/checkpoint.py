@@ -59,8 +59,6 @@ def _save(source: Any, directory: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = dict(source.items() if isinstance(source, Mapping) else _pairs(source))
-    if not tensors:
-        raise InputError("no weights: there is not a single tensor")
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / "w.safetensors"
     )
@@ -87,11 +85,27 @@ def _pairs(source: Any) -> Iterable[tuple[str, Any]]:
     raise InputError(f"weights are a directory, a model with save_pretrained, or named tensors, not a {kind}")
 
 
+def tensors_of(source: Source, reference: Path | None) -> dict[str, Any]:
+    """The tensors of ``source``, which is no directory, by name; checked as by `check_checkpoint`. A model's have the
+    names of its `state_dict`."""
+    if isinstance(source, (str, os.PathLike)):
+        raise InputError(f"weights in a directory ({source}) are not broadcast: transport='disk'")
+    named = source.state_dict() if hasattr(source, "state_dict") else source
+    tensors = dict(named.items() if isinstance(named, Mapping) else _pairs(named))
+    if _is_tied(reference):
+        tensors.pop(TIED, None)
+    _check({name: tuple(tensor.shape) for name, tensor in tensors.items()}, reference)
+    return tensors
+
+
 def check_checkpoint(path: Path, reference: Path | None) -> None:
     """Raises `InputError` where ``path`` has no safetensors, or others than ``reference`` by name or shape."""
-    found = shapes(path)
+    _check(shapes(path), reference)
+
+
+def _check(found: Shapes, reference: Path | None) -> None:
     if not found:
-        raise InputError(f"no safetensors in {path}")
+        raise InputError("no weights: there is not a single tensor in safetensors")
     wanted = {} if reference is None else shapes(reference)
     if not wanted:
         return

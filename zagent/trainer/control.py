@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -37,11 +37,7 @@ class Control:
 
     async def on_members(self, pool: str, method: str, argument: Any = None) -> dict[str, Any]:
         """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised."""
-        results = await self.try_members(pool, method, argument)
-        for result in results.values():
-            if isinstance(result, BaseException):
-                raise result
-        return results
+        return _first_raised(await self.try_members(pool, method, argument))
 
     async def try_members(
         self, pool: str, method: str, argument: Any = None, *, timeout: float = CONTROL_TIMEOUT_S
@@ -51,8 +47,20 @@ class Control:
         names = await self._alive(pool)
         if not names:
             raise MemberLost(f"no live member in pool {pool!r}")
-        calls = (self._on(pool, name, method, argument, timeout) for name in names)
-        return dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+        return await self._each(pool, method, dict.fromkeys(names, argument), timeout)
+
+    async def on_each(self, pool: str, method: str, arguments: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
+        """Call ``method`` on the members named, each with its argument. Raises what the first failing one raised."""
+        return _first_raised(await self._each(pool, method, arguments, timeout))
+
+    async def _each(self, pool: str, method: str, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        calls = (self._on(pool, name, method, argument, timeout) for name, argument in arguments.items())
+        return dict(zip(arguments, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+
+    async def epochs(self, pool: str) -> dict[str, int]:
+        """Of the members that are there, by name."""
+        members = (await self.broker("status"))["pools"][pool]
+        return {name: member["epoch"] for name, member in members.items() if member["state"] != "dead"}
 
     async def pad_token_id(self) -> int:
         """The padding id: the tokenizer's, which only the workers have loaded. Asked once, of whichever worker answers,
@@ -77,10 +85,16 @@ class Control:
             await self._sleep(LOOK_S)
 
     async def _alive(self, pool: str) -> list[str]:
-        members = (await self.broker("status"))["pools"][pool]
-        return [name for name, member in members.items() if member["state"] != "dead"]
+        return list(await self.epochs(pool))
 
     async def _on(
         self, pool: str, name: str, method: str, argument: Any = None, timeout: float = CONTROL_TIMEOUT_S
     ) -> Any:
         return await self._calls.call(pool, method, argument, member=name, timeout=timeout)
+
+
+def _first_raised(results: dict[str, Any]) -> dict[str, Any]:
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    return results

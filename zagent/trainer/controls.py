@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import Config
 from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
+from zagent.trainer.delivery import Transport
 from zagent.trainer.gate import Gate
 from zagent.trainer.io_thread import IoThread
 from zagent.trainer.sleep import Sleep
@@ -27,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 class EngineControls:
     """The part of `AgentLoopManager` that needs no rollouts."""
 
-    def __init__(self, calls: Calls, io: IoThread, config: Config, run_id: str) -> None:
+    def __init__(self, calls: Calls, io: IoThread, config: Config, *, run_id: str, endpoint: str) -> None:
         self._io = io
         self._control = Control(calls)
         self._gate = Gate(calls, self._control)
@@ -37,6 +39,7 @@ class EngineControls:
             *(calls, self._control, self._gate, config.engine),
             directory=base / f"zagent-weights-{run_id}" / f"{os.getpid()}-{id(self):x}",
             reference=Path(config.model.path),
+            address="127.0.0.1" if endpoint.startswith("ipc://") else socket.gethostname(),
         )
 
     @abstractmethod
@@ -73,7 +76,9 @@ class EngineControls:
         broker."""
         return self._ask(self._weights.version)
 
-    def update_weights(self, source: Source, *, version: int | None = None, mode: Mode = "wait") -> WeightUpdate:
+    def update_weights(
+        self, source: Source, *, version: int | None = None, mode: Mode = "wait", transport: Transport = "disk"
+    ) -> WeightUpdate:
         """Bring new weights into all engines, while rows run or between batches.
 
         New engine calls wait meanwhile, and run on the new weights; KV of the former ones is not used again. An engine
@@ -86,6 +91,9 @@ class EngineControls:
             mode: what becomes of engine calls that run. `wait`: they end on the former weights, as long as it takes.
                 `abort`: they are broken off, and go on on the new ones (`rollout.partial_rollout`), from a prompt that
                 is computed anew. `in_place`: they stand still, and go on on the new ones with the KV they have.
+            transport: `disk`: files, in shared memory unless `engine.weights_dir` says otherwise. `distributed`: over a
+                torch process group of this process (rank 0) and the engines; by NCCL where this process has a GPU. No
+                file has the weights then: an engine that starts later waits for the next update.
 
         Raises:
             InputError: weights with other names or shapes than the engines' checkpoint; a version that does not follow.
@@ -93,16 +101,16 @@ class EngineControls:
             WeightUpdateError: no engine took them. They serve the former ones, some after a restart.
             DeadlineExceeded: calls still ran after `engine.update_timeout_s`; nothing has changed.
         """
-        return self._ask(lambda: self._update(source, version, mode))
+        return self._ask(lambda: self._update(source, version, mode, transport))
 
     async def update_weights_async(
-        self, source: Source, *, version: int | None = None, mode: Mode = "wait"
+        self, source: Source, *, version: int | None = None, mode: Mode = "wait", transport: Transport = "disk"
     ) -> WeightUpdate:
         """`update_weights` from inside an event loop."""
-        return await self._asked(lambda: self._update(source, version, mode))
+        return await self._asked(lambda: self._update(source, version, mode, transport))
 
-    async def _update(self, source: Source, version: int | None, mode: Mode) -> WeightUpdate:
-        done = await self._weights.update(source, version, mode)
+    async def _update(self, source: Source, version: int | None, mode: Mode, transport: Transport) -> WeightUpdate:
+        done = await self._weights.update(source, version, mode, transport)
         await self._sleep.updated()
         return done
 

@@ -54,7 +54,7 @@ class AgentLoopManager(EngineControls):
         facts = self._calls.link.facts
         self.config = Config.from_dict(facts["config"])
         self.run_id: str = facts.get("run_id", "")
-        super().__init__(self._calls, self._io, self.config, self.run_id)
+        super().__init__(self._calls, self._io, self.config, run_id=self.run_id, endpoint=endpoint)
         self._window = asyncio.Semaphore(self.config.broker.max_pending)
         #: Calls engines directly: `await manager.server_manager.generate(…)` on any loop.
         self.server_manager = AsyncLLMServerManager(self._links.here)
@@ -217,6 +217,8 @@ class AgentLoopManager(EngineControls):
                 return
             self._closed = True
             try:
+                with suppress(ZagentError):  # the cluster is gone, or does not answer
+                    self._io.run(self._weights.close(engines_stay=self._launched is None))
                 self._links.close("the manager was closed")
             finally:
                 if self._launched is not None:

@@ -15,8 +15,9 @@ from zagent.client.calls import Calls
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import EngineConfig
 from zagent.errors import CallerError, DeadlineExceeded, InputError, WeightUpdateError, ZagentError
-from zagent.trainer.checkpoint import Source, write_checkpoint
+from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
+from zagent.trainer.delivery import TRANSPORTS, Broadcasts, Delivery, FromDisk, Transport
 from zagent.trainer.gate import Gate
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Weights:
     Args:
         directory: for weights that are written.
         reference: the checkpoint the engines started with, if it can be seen from here.
+        address: by which engines find this host.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class Weights:
         *,
         directory: Path,
         reference: Path | None,
+        address: str,
     ) -> None:
         self._control, self._gate, self._config = control, gate, config
         self._directory, self._reference = directory, reference
+        self._broadcasts = Broadcasts(control, config, address)
         self._turn = asyncio.Lock()
         #: What a broker that has lost it is told again: pool, version, directory.
         self._told: list[Any] | None = None
@@ -71,19 +75,20 @@ class Weights:
         """Of the weights that the engines serve."""
         return int((await self._control.broker("status"))["versions"][ENGINE_POOL])
 
-    async def update(self, source: Source, version: int | None, mode: Mode) -> WeightUpdate:
-        """See `AgentLoopManager.update_weights`."""
-        if mode not in MODES:
-            raise InputError(f"mode is one of {', '.join(MODES)}, got {mode!r}")
+    async def update(
+        self, source: Source, version: int | None, mode: Mode, transport: Transport = "disk"
+    ) -> WeightUpdate:
+        """See `EngineControls.update_weights`."""
+        for name, value, known in (("mode", mode, MODES), ("transport", transport, TRANSPORTS)):
+            if value not in known:
+                raise InputError(f"{name} is one of {', '.join(known)}, got {value!r}")
         async with self._turn:
             version = await self._next(version)
             done = WeightUpdate(version)
             async with self._timed(done, "write"):
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                place = self._directory / str(version)
-                directory = str(await asyncio.to_thread(write_checkpoint, source, place, self._reference))
+                delivery = await self._prepare(source, version, transport)
             try:
-                await self._bring(directory, mode, done)
+                await self._bring(delivery, mode, done)
             except (
                 CallerError,
                 WeightUpdateError,
@@ -91,9 +96,19 @@ class Weights:
             ):  # after others an engine may have them, and others follow it
                 self._forget()
                 raise
-            self._told = [ENGINE_POOL, version, directory]
+            self._told = [ENGINE_POOL, version, delivery.directory]
             self._forget()
             return done
+
+    async def _prepare(self, source: Source, version: int, transport: Transport) -> Delivery:
+        if transport == "distributed":
+            return await self._broadcasts.prepare(source, self._reference)
+        place = self._directory / str(version)
+        return await FromDisk.prepare(self._control, self._config, source, place, self._reference)
+
+    async def close(self, *, engines_stay: bool) -> None:
+        """Leave the process group, if there is one."""
+        await self._broadcasts.close(engines_stay=engines_stay)
 
     def _rejoined(self, same_broker: bool) -> None:
         if self._told is not None:
@@ -109,14 +124,14 @@ class Weights:
             raise InputError(f"version {version!r} does not follow {now}: versions only grow")
         return now + 1 if version is None else version
 
-    async def _bring(self, directory: str, mode: Mode, done: WeightUpdate) -> None:
+    async def _bring(self, delivery: Delivery, mode: Mode, done: WeightUpdate) -> None:
         async with self._timed(done, "gate"):
             await self._gate.close("update")
         try:
             async with self._timed(done, "drain"):
                 await self._calm(mode)
             async with self._timed(done, "update"):
-                await self._load(directory, done, flush=mode != "in_place")
+                await self._load(delivery, done, flush=mode != "in_place")
         finally:
             async with self._timed(done, "reopen"):
                 if mode != "wait":
@@ -144,9 +159,8 @@ class Weights:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_LOOK_S)
 
-    async def _load(self, directory: str, done: WeightUpdate, *, flush: bool) -> None:
-        argument, timeout = [directory, done.version, flush], self._config.update_timeout_s
-        results = await self._control.try_members(ENGINE_POOL, "update_weights", argument, timeout=timeout)
+    async def _load(self, delivery: Delivery, done: WeightUpdate, *, flush: bool) -> None:
+        results = await delivery.deliver(done.version, flush=flush)
         failed = {name: error for name, error in results.items() if isinstance(error, BaseException)}
         if all(isinstance(result, CallerError) for result in results.values()):  # nothing has been touched
             raise next(iter(failed.values()))
@@ -155,7 +169,7 @@ class Weights:
             await self._control.remove(ENGINE_POOL, name)
         if len(failed) == len(results):
             raise WeightUpdateError(f"no engine took version {done.version} of the weights: {failed}")
-        await self._control.broker("set_version", [ENGINE_POOL, done.version, directory])
+        await self._control.broker("set_version", [ENGINE_POOL, done.version, delivery.directory])
         done.engines.update({name: "restarted" if name in failed else "updated" for name in results})
         sums = {name: result for name, result in results.items() if name not in failed}
         done.checksum = next(iter(sums.values()))

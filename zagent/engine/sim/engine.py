@@ -19,6 +19,8 @@ from zagent.engine.base import (
     GenerateRequest,
     PauseMode,
     Progress,
+    TensorSpec,
+    WeightsGroup,
     check_media,
     check_prompt,
     token_budget,
@@ -148,6 +150,15 @@ class SimEngine:
         self._model.version = version
         if flush:
             await self.clear_cache()
+
+    async def join_group(self, group: WeightsGroup) -> None:
+        raise InvalidRequest("simulated engines take no tensors: send weights by transport='disk'")
+
+    async def leave_group(self, name: str) -> None:
+        """There is none."""
+
+    async def receive_weights(self, name: str, tensors: Sequence[TensorSpec], version: int, *, flush: bool) -> None:
+        raise InvalidRequest(f"simulated engine {self._name} is in no group {name!r}")
 
     async def checksum(self) -> str:
         return blake2b(repr((self._model.version, self._weights)).encode(), digest_size=8).hexdigest()
