@@ -10,7 +10,7 @@ import pytest
 
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
-from zagent.engine.server import EngineServer
+from zagent.engine.methods import EngineServer
 from zagent.types import TokenOutput
 
 PROMPT = np.arange(10, 110, dtype=np.int32)

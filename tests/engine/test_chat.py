@@ -12,7 +12,8 @@ from support.cluster_in_memory import Cluster
 from support.tiny_tokenizer import saved_tokenizer, tiny_tokenizer
 from zagent.client.services import Services
 from zagent.engine.chat import ChatTokenizer
-from zagent.engine.server import EngineServer, _load_tokenizer
+from zagent.engine.methods import EngineServer
+from zagent.engine.server import _load_tokenizer
 from zagent.errors import EngineError, InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "Good?"}]

@@ -13,7 +13,8 @@ from support.virtual_clock import run
 from zagent.client.calls import Retry
 from zagent.config import EngineConfig
 from zagent.engine.base import Death
-from zagent.engine.server import EngineServer, _run, build, main, read_request
+from zagent.engine.methods import EngineServer, read_request
+from zagent.engine.server import _run, build, main
 from zagent.errors import ConfigError, EngineError, InvalidRequest, MemberLost
 from zagent.types import TokenOutput
 from zagent.wire.messages import Call

@@ -16,7 +16,8 @@ from support.virtual_clock import run
 from zagent import models
 from zagent.engine import sglang_calls as calls
 from zagent.engine.base import EngineInfo, GenerateRequest, check_media
-from zagent.engine.server import build, read_request
+from zagent.engine.methods import read_request
+from zagent.engine.server import build
 from zagent.errors import InvalidRequest, PromptTooLong
 from zagent.types import TokenOutput
 from zagent.wire.messages import Call

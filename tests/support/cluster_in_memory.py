@@ -21,7 +21,7 @@ from zagent.client.calls import Calls, Retry
 from zagent.client.link import CONTROL, DATA, Identity, Link
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.client.member import Member, Method
-from zagent.engine.server import EngineServer
+from zagent.engine.methods import EngineServer
 from zagent.wire.channel import Frames, MemoryRouter
 from zagent.wire.codec import encode_header
 from zagent.wire.messages import Exited, Pulse
