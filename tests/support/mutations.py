@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zagent.engine import server as engine_server
+from zagent.engine import methods as engine_methods
 from zagent.loops import base, multi_turn, single_turn, tokens, trajectory
 
 
@@ -37,12 +37,12 @@ def drop_the_inserted_newline() -> None:
 
 def reuse_the_request_id() -> None:
     """Two calls of one trajectory are one to SGLang, which aborts by it."""
-    right = engine_server.read_request
+    right = engine_methods.read_request
 
     def wrong(argument: Any, call: Any) -> Any:
         return right(argument, call._replace(call=b"0" * 16, attempt=1))
 
-    engine_server.read_request = wrong
+    engine_methods.read_request = wrong
 
 
 def change_the_sampling_params() -> None:
