@@ -18,7 +18,7 @@ from support.echo import Echo, Peer
 from support.virtual_clock import run
 from zagent.broker import core, dispatch, leases
 from zagent.client import calls, link, member
-from zagent.wire import sockets
+from zagent.wire import multipart
 from zagent.wire.sockets import DealerChannel
 
 PROMPT = np.arange(10, 1034, dtype=np.int32)
@@ -138,11 +138,11 @@ def test_what_one_turn_of_the_loop_sends_goes_out_together(tmp_path: Path, monke
     async def main() -> tuple[int, int]:
         async with Peer(f"ipc://{tmp_path}/b") as peer:
             await peer.ask(b"hello")
-            counts = counted(monkeypatch, (DealerChannel, "_drain"), (sockets, "_send"))
+            counts = counted(monkeypatch, (DealerChannel, "_drain"), (multipart, "send"))
             for number in range(CALLS):
                 peer.channel.send([b"%d" % number])
             await asyncio.sleep(0)
-            return counts["DealerChannel._drain"], counts["sockets._send"]
+            return counts["DealerChannel._drain"], counts["multipart.send"]
 
     with Echo(f"ipc://{tmp_path}/b"):
         assert asyncio.run(main()) == (1, CALLS)
@@ -154,12 +154,12 @@ def test_who_sends_one_message_at_a_time_does_not_wait(tmp_path: Path, monkeypat
     async def main() -> list[int]:
         async with Peer(f"ipc://{tmp_path}/b") as peer:
             await peer.ask(b"hello")
-            counts = counted(monkeypatch, (sockets, "_send"))
+            counts = counted(monkeypatch, (multipart, "send"))
             sent = []
             for burst in (1, 1, 5, 1):
                 for _ in range(burst):
                     peer.channel.send([b"x"])
-                sent.append(counts["sockets._send"])
+                sent.append(counts["multipart.send"])
                 await asyncio.sleep(0)
             return sent
 

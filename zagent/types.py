@@ -24,6 +24,8 @@ STANDARD_EXTRA_FIELDS = ("turn_scores", "tool_rewards", "min_global_steps", "max
 #: Columns that say which row it is and what became of it: no loop's `extra_fields` may have them.
 RESERVED_COLUMNS = ("status", "error", "reward_score", "__num_turns__", "uid", "index", "raw_prompt")
 
+_INT32 = np.dtype(np.int32)
+
 #: Keys of `extra_fields` in rows of models that see. int32 [images, 2]: where each image's tokens start and end,
 #: counted over prompt and response; [0, 2] in a row without images.
 IMAGE_SPANS = "image_spans"
@@ -163,7 +165,7 @@ def int_array(ids: Ids) -> np.ndarray | None:
         found = np.asarray(ids)
     except ValueError:  # a ragged list
         return None
-    if found.dtype == np.int32 and found.ndim == 1:
+    if found.dtype is _INT32 and found.ndim == 1:
         return found
     if found.size == 0 and found.ndim == 1:
         return np.empty(0, np.int32)

@@ -161,7 +161,7 @@ def test_a_gate_that_nobody_keeps_is_closed(tmp_path: Path) -> None:
     """Even to who has the right key: libzmq itself would let everybody in who can encrypt."""
     router = RouterSocket(TCP, both(tmp_path / "k")[0])
     assert router._gate is not None
-    router._poller.unregister(router._gate.socket)
+    router._poll.unregister(router._gate.socket)
     router._gate.socket.close()
     router._gate = None
 

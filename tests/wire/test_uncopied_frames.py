@@ -12,7 +12,8 @@ import pytest
 from support.processes import eventually
 from zagent.wire.channel import Frames
 from zagent.wire.codec import decode_body, encode_body
-from zagent.wire.sockets import UNCOPIED_FROM, DealerChannel, RouterSocket
+from zagent.wire.multipart import UNCOPIED_FROM
+from zagent.wire.sockets import DealerChannel, RouterSocket
 
 #: Only a failing test waits as long.
 PATIENCE_S = 10.0

@@ -100,7 +100,11 @@ class Member:
 
     @property
     def has_room(self) -> bool:
-        return self.state is State.READY and len(self.leases) < self.credits and not self.on_trial and not self.gated
+        return (
+            self.state is State.READY
+            and len(self.leases) < self.credits
+            and not (self.suspects or self.reserved or self.gated)
+        )
 
     @property
     def on_trial(self) -> bool:

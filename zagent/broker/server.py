@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,11 +31,9 @@ class Router(Protocol):
 
 def deliver(core: BrokerCore, router: Router, sends: Sends, now: float) -> None:
     """Send what the core wants sent; what cannot be delivered is an event for it, with sends of its own."""
-    todo = deque(sends)
-    while todo:
-        to, frames = todo.popleft()
+    for to, frames in sends:
         if not router.send(to, frames):
-            todo.extend(core.unsendable(to, frames, now))
+            sends += core.unsendable(to, frames, now)  # the loop comes to these, too
 
 
 def feed(core: BrokerCore, router: Router, batch: list[tuple[bytes, Frames]], now: float) -> None:

@@ -246,12 +246,10 @@ class Link:
             raise ConnectionLost(f"the link to the broker is closed: {self.closed}")
         lane = self._control if control else self._data
         frames = [encode_header(message), *body]
-        if self.greeting and type(message) is Progress:
-            return  # it tells what is worth nothing to who must ask again, and would pile up while no broker is there
-        if self.greeting:
-            self._held_back.append((lane, type(message) is Call, frames))
-        else:
+        if not self.greeting:
             lane.send(frames)
+        elif type(message) is not Progress:  # worth nothing to who must ask again, it would pile up without a broker
+            self._held_back.append((lane, type(message) is Call, frames))
 
     def _receive(self, batch: list[Frames]) -> None:
         for frames in batch:

@@ -96,7 +96,9 @@ class AsyncLLMServerManager:
         timeout, attempt, fruitless = self._timeout, 1, 0
         while True:
             value = await calls.call(
-                *(self._pool, "generate", argument),
+                self._pool,
+                "generate",
+                argument,
                 session=request_id,
                 group=self._group,
                 attempt=attempt,

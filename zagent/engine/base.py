@@ -36,7 +36,7 @@ class Death(NamedTuple):
         return ENGINE_DIED if self.crashed else ENGINE_KILLED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerateRequest:
     """One engine call.
 

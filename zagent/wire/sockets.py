@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 import zmq
 
 from zagent.errors import ConnectionLost
+from zagent.wire import multipart
 from zagent.wire.binding import Door, allow_files
 from zagent.wire.channel import Frames, Receiver, Reconnected
 from zagent.wire.codec import Buffer
@@ -25,14 +24,6 @@ from zagent.wire.keys import CLIENT_SUFFIX, read_broker, read_client
 from zagent.wire.monitor import Monitor
 from zagent.wire.options import HIGH_WATER, LINGER_MS, configure
 
-#: Messages taken in one go before other work gets its turn; at about 10 µs each this bounds the delay to some ms.
-BATCH = 512
-#: Messages up to this number are taken only after a look whether there is one: it costs a fifth of the exception that
-#: says there is none (8 µs). In larger batches the exception is cheaper than looks.
-LOOKS = 4
-#: Received frames from this size on (bytes) are handed on without a copy. Smaller ones share libzmq's receive buffer of
-#: this size with their neighbours, so that keeping one would keep all.
-UNCOPIED_FROM = 8192
 #: Messages that wait, behind those in libzmq's queue, in a peer whose broker takes nothing.
 BACKLOG_MAX = 200_000
 #: Events of the broker's socket: a connection, and a handshake that came to nothing.
@@ -43,43 +34,6 @@ _FAILED = (
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH),
 )
 _MADE = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-
-# Plain ints, for arithmetic on zmq's enums costs as much as the send itself (1.5 µs a message).
-_NOBLOCK = int(zmq.NOBLOCK)
-_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-# Without the Python wrappers of `zmq.Socket`, which serve other socket types and options and cost as much again.
-_send_frame = zmq.backend.Socket.send
-_receive_frame = zmq.backend.Socket.recv
-_get_option: Callable[[zmq.Socket[bytes], int], Any] = zmq.backend.Socket.get
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
-
-
-def _send(socket: zmq.Socket[bytes], frames: Frames) -> None:
-    """`send_multipart`, never waiting. Raises `zmq.Again` when the queue is full; nothing was sent then."""
-    for frame in frames[:-1]:
-        _send_frame(socket, frame, _NOBLOCK_MORE)
-    _send_frame(socket, frames[-1], _NOBLOCK)
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
-    """`recv_multipart`, never waiting: bytes, and a `zmq.Frame` for each frame from `UNCOPIED_FROM` on (a buffer as
-    well, and sent on without a copy). Raises `zmq.Again` when nothing is there."""
-    frame = _receive_frame(socket, _NOBLOCK, False)
-    frames: list[Any] = [frame.bytes]
-    while frame.more:
-        frame = _receive_frame(socket, _NOBLOCK, False)
-        frames.append(frame.bytes if len(frame) < UNCOPIED_FROM else frame)
-    return frames
-
-
-def _receive_batch(socket: zmq.Socket[bytes]) -> list[Frames]:
-    """All that has arrived, up to `BATCH` messages."""
-    batch: list[Frames] = []
-    with suppress(zmq.Again):
-        while len(batch) < BATCH and (len(batch) >= LOOKS or _get_option(socket, _EVENTS) & _POLLIN):
-            batch.append(_receive(socket))
-    return batch
 
 
 class RouterSocket:
@@ -107,10 +61,14 @@ class RouterSocket:
             # the members that run his calls (a call's id begins with them).
             self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._monitor = Monitor(self._socket, sum(_FAILED) + _ACCEPTED)
-            self._poller = zmq.Poller()
-            for one in (self._socket, self._monitor.socket):
-                self._poller.register(one, zmq.POLLIN)
             self._gate = self._guarded(keys) if keys else None
+            self._poll = select.poll()
+            #: What is done, beside receiving, when a descriptor tells of something.
+            self._chores = {self._monitor.socket.fileno(): self._look_around}
+            if self._gate is not None:
+                self._chores[self._gate.socket.fileno()] = self._gate.answer
+            for fd in (self._socket.fileno(), *self._chores):
+                self._poll.register(fd, select.POLLIN)
             self._door = Door(self._socket, address)
         except BaseException:
             self._context.destroy(linger=0)
@@ -118,22 +76,23 @@ class RouterSocket:
         client = os.path.abspath(keys + CLIENT_SUFFIX) if keys else ""
         self.endpoint = str(Endpoint(self._door.address, client))
         self._turned_away = 0
+        self._look_around()  # a descriptor tells of changes only, and only to who has looked once
 
     def _guarded(self, keys: str) -> Gate:
         gate = Gate(self._context, read_broker(keys))
         gate.guard(self._socket)
-        self._poller.register(gate.socket, zmq.POLLIN)
         return gate
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Frames]]:
-        """Up to `BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first, or for somebody to
-        connect."""
-        ready = dict(self._poller.poll(timeout_ms))
-        if self._gate is not None and self._gate.socket in ready:
-            self._gate.answer()
-        if self._monitor.socket in ready:
-            self._look_around()
-        return [(bytes(frames[0]), frames[1:]) for frames in _receive_batch(self._socket)]
+        """Up to `multipart.BATCH` messages, each (identity, frames); waits up to ``timeout_ms`` for the first, or for
+        somebody to connect."""
+        batch = multipart.rest(self._socket, multipart.receive_from)
+        for fd, _ in self._poll.poll(0 if batch else timeout_ms):
+            if fd in self._chores:
+                self._chores[fd]()
+            elif not batch:
+                batch = multipart.first(self._socket, multipart.receive_from)
+        return batch
 
     def turned_away(self) -> int:
         """Connections so far that ended before they had said who they are: noise, other protocols, wrong keys."""
@@ -148,7 +107,7 @@ class RouterSocket:
     def send(self, identity: bytes, frames: Frames) -> bool:
         """One message; False when the peer is gone or has stopped reading (never waits)."""
         try:
-            _send(self._socket, [identity, *frames])
+            multipart.send(self._socket, [identity, *frames])
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -196,14 +155,14 @@ class DealerChannel:
         except zmq.ZMQError as error:
             self.close()
             raise ConnectionLost(f"{self._endpoint!r} is no endpoint: {error}") from error
-        self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._drain)
+        self._fd = self._socket.fileno()
+        self._loop.add_reader(self._fd, self._arrived)
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
         self._monitor = Monitor(socket, _MADE)
-        self._monitor_fd = int(self._monitor.socket.getsockopt(zmq.FD))
+        self._monitor_fd = self._monitor.socket.fileno()
         self._loop.add_reader(self._monitor_fd, self._hear)
-        self._hear()  # the descriptor tells of changes only, and only to who has looked once
+        self._hear()  # as in `RouterSocket`
 
     def _hear(self) -> None:
         """A connection was made. What came over the one before is delivered first; a welcome in it asks by `notice`."""
@@ -243,21 +202,31 @@ class DealerChannel:
 
     def _flush(self, socket: zmq.Socket[bytes]) -> None:
         """Send what waits, as far as the broker takes it."""
-        with suppress(zmq.Again):
-            while self._backlog:
-                _send(socket, self._backlog[0])
-                self._backlog.popleft()
+        while self._backlog:
+            try:
+                multipart.send(socket, self._backlog[0])
+            except zmq.Again:
+                return
+            self._backlog.popleft()
+
+    def _arrived(self) -> None:
+        """The descriptor tells of a message."""
+        if self._socket is not None:
+            first = multipart.first(self._socket, multipart.receive)
+            if first:
+                self._receiver(first)
+        self._drain()
 
     def _drain(self) -> None:
-        """Take all that has arrived, send what waits."""
+        """Send what waits, take all that has arrived."""
         sent, self._drain_due = self._drain_due, False
         if self._socket is None:
             return
         if sent:
             self._lonely = len(self._backlog) <= 1
         self._flush(self._socket)
-        batch = _receive_batch(self._socket)
-        if len(batch) == BATCH:  # more may be there, and no edge will say so
+        batch = multipart.rest(self._socket, multipart.receive)
+        if len(batch) == multipart.BATCH:  # more may be there, and no edge will say so
             self._drain_due = True
             self._loop.call_soon(self._drain)
         if batch:
