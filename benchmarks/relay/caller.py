@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from benchmarks.relay.traffic import Case, Round, Timing, prompts, wrong_replies
+from zagent.client.process import loop_factory
 
 #: Calls before the clock starts: connections made, tables grown.
 WARM_UP = 64
@@ -94,7 +95,7 @@ def main(settings: dict[str, Any], line: Connection) -> None:
     ``settings``. Answers each (name of a step, arguments…) with what the step returns."""
     module, _, function = settings["caller"].partition(":")
     caller = getattr(importlib.import_module(module), function)(settings)
-    with asyncio.Runner(loop_factory=settings.get("loop_factory")) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         while True:
             step, *arguments = line.recv()
             line.send(runner.run(_result(getattr(caller, step)(*arguments))))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.relay.traffic import VOCABULARY, answer
+from zagent.client.process import run_main
 from zagent.engine.base import Death, EngineInfo, GenerateRequest, Progress, token_budget
 from zagent.engine.server import serve
 from zagent.types import TokenOutput
@@ -36,6 +37,6 @@ class EchoEngine:
         """Nothing to free."""
 
 
-def main(settings: dict[str, Any], line: Connection) -> None:
-    """Entry point; settings as those of `zagent.engine.server.main`, as far as `serve` reads them."""
-    asyncio.run(serve(settings, [EchoEngine() for _ in settings["members"]], line.send))
+def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
+    """Entry point, as `zagent.engine.server.main`; settings as far as `serve` reads them."""
+    run_main(serve(settings, [EchoEngine() for _ in settings["members"]], ready))

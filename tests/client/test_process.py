@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from support.cluster_in_memory import SECRET, Cluster
 from support.virtual_clock import run
 from zagent.client.link import Identity
-from zagent.client.process import end_cut_off, stopped
+from zagent.client.process import end_cut_off, run_main, stopped
 from zagent.wire.messages import Call
 
 
@@ -80,3 +82,22 @@ def test_the_end_of_a_member_that_is_cut_off(
     end_cut_off("worker-0", "it was removed")
     assert codes == [1]
     assert capfd.readouterr().err == "worker-0 ends, cut off from the broker: it was removed\n"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_event_loop_is_uvloops_where_that_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asyncio's where it is not."""
+    made: list[asyncio.AbstractEventLoop] = []
+
+    def new_event_loop() -> asyncio.AbstractEventLoop:
+        made.append(asyncio.new_event_loop())
+        return made[0]
+
+    uvloop = SimpleNamespace(new_event_loop=new_event_loop) if installed else None  # None: its import fails
+    monkeypatch.setitem(sys.modules, "uvloop", uvloop)
+
+    async def main() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    assert [run_main(main())] == made if installed else isinstance(run_main(main()), asyncio.SelectorEventLoop)
+    assert len(made) == installed

@@ -198,7 +198,7 @@ class Pool:
         """The member to give the next call; None while all are full or none is ready."""
         while self._heap:
             in_flight, chosen, member = self._heap[0]
-            if member.has_room and in_flight == member.in_flight and chosen == member.chosen:
+            if chosen == member.chosen and in_flight == len(member.leases) and member.has_room:
                 return member
             heappop(self._heap)
         return None
@@ -263,4 +263,4 @@ class Pool:
             self._heap = [(m.in_flight, m.chosen, m) for m in self.members.values() if m.has_room]
             heapify(self._heap)
         else:
-            heappush(self._heap, (member.in_flight, member.chosen, member))
+            heappush(self._heap, (len(member.leases), member.chosen, member))

@@ -12,7 +12,7 @@ from typing import Any
 from zagent import alive
 from zagent.client.link import Identity, Link
 from zagent.client.llm_client import ENGINE_POOL
-from zagent.client.process import stop_requested
+from zagent.client.process import run_main, stop_requested
 from zagent.config import EngineConfig, ModelConfig
 from zagent.engine.base import Death, Engine
 from zagent.engine.chat import ChatTokenizer
@@ -153,7 +153,7 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
     """
     allow_files()  # eight for each simulated engine
     engines = _build(settings)
-    code = asyncio.run(serve(settings, engines, ready))
+    code = run_main(serve(settings, engines, ready))
     if code:
         sys.stderr.flush()
         os._exit(code)  # what is left of a dead engine must not delay or change the exit code

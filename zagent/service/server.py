@@ -13,7 +13,7 @@ from zagent import alive
 from zagent.client.calls import Calls
 from zagent.client.link import Identity, Link
 from zagent.client.member import Member
-from zagent.client.process import contained, end_cut_off, stop_requested, stopped
+from zagent.client.process import contained, end_cut_off, run_main, stop_requested, stopped
 from zagent.client.services import Services
 from zagent.errors import RemoteError
 from zagent.service.base import Actor, build
@@ -96,4 +96,4 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
     Settings: `endpoint`, `secret`, `pool` (the service's name), `name`, `epoch`, `credits`, `target`, `args`,
     `services` (`{name: {model: bool}}`, all of the cluster), `stop_timeout_s`.
     """
-    asyncio.run(serve(settings, ready))
+    run_main(serve(settings, ready))

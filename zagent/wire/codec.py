@@ -142,6 +142,10 @@ def encode_body(value: Any) -> list[Buffer]:
     return frames
 
 
+#: An extension from (code, data), without the checks of its constructor, which take three times as long.
+_extension = partial(tuple.__new__, msgpack.ExtType)
+
+
 class _ArrayFrames:
     """Puts arrays into small extensions, or into ``frames``."""
 
@@ -150,31 +154,28 @@ class _ArrayFrames:
         self._arrays = 0
 
     def __call__(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return self._array(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, int):
-            raise EncodeError("an integer beyond 64 bits cannot cross the wire")
-        raise EncodeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot cross the wire")
-
-    def _array(self, value: np.ndarray) -> msgpack.ExtType:
+        if not isinstance(value, np.ndarray):
+            return _plain(value)
         self._arrays += 1
         if self._arrays > MAX_ARRAYS:
             raise EncodeError(f"more than {MAX_ARRAYS} arrays in one message")
         if value.nbytes <= SMALL_VECTOR and value.ndim == 1 and value.dtype in _VECTOR_NUMBERS:
-            return _extension(_VECTOR_NUMBERS[value.dtype], value.tobytes())
+            return _extension((_VECTOR_NUMBERS[value.dtype], value.tobytes()))
         if value.dtype.kind not in _DTYPE_KINDS:
             raise EncodeError(f"an array of dtype {value.dtype} cannot cross the wire")
         if value.nbytes > MAX_FRAME:
             raise EncodeError(f"an array of {value.nbytes} bytes cannot cross the wire, {MAX_FRAME} at most")
         self._frames.append(value.tobytes())  # C order; a copy, so that the caller may go on changing its array
-        return _extension(_ARRAY, _packer.pack((len(self._frames) - 1, value.dtype.str, value.shape)))
+        return _extension((_ARRAY, _packer.pack((len(self._frames) - 1, value.dtype.str, value.shape))))
 
 
-def _extension(code: int, data: bytes) -> msgpack.ExtType:
-    """Without the checks of its constructor, which take three times as long."""
-    return tuple.__new__(msgpack.ExtType, (code, data))
+def _plain(value: Any) -> Any:
+    """What msgpack knows, of a numpy scalar. Raises `EncodeError` for anything else."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int):
+        raise EncodeError("an integer beyond 64 bits cannot cross the wire")
+    raise EncodeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot cross the wire")
 
 
 def decode_body(frames: Sequence[Buffer], max_skeleton: int = MAX_SKELETON) -> Any:

@@ -13,7 +13,7 @@ from zagent import alive
 from zagent.client.calls import Calls
 from zagent.client.link import Identity, Link
 from zagent.client.member import Member
-from zagent.client.process import contained, end_cut_off, stop_requested, stopped
+from zagent.client.process import contained, end_cut_off, run_main, stop_requested, stopped
 from zagent.client.services import Services
 from zagent.config import ModelConfig, RewardConfig, RolloutConfig, TraceConfig
 from zagent.errors import ConfigError, LoopError
@@ -160,4 +160,4 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
     Settings: `endpoint`, `secret`, `name`, `epoch`, `credits`, `model`, `rollout`, `reward`, `trace` (sections as plain
     data), `services` (`{name: {model: bool}}`), `context_length`. Reports the `tokenizer_probe` when ready.
     """
-    asyncio.run(serve(settings, ready))
+    run_main(serve(settings, ready))

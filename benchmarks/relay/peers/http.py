@@ -10,7 +10,6 @@ import aiohttp
 from benchmarks.processes import Processes
 from benchmarks.relay.caller import Caller
 from benchmarks.relay.cluster import CallerProcesses, Shape
-from benchmarks.relay.peers.http_server import loop_factory
 from benchmarks.relay.peers.json_codec import Codec, codec
 from benchmarks.relay.traffic import Case
 
@@ -32,7 +31,7 @@ def start_servers(processes: Processes, number: int, json: str = "json") -> list
 
 
 def callers(processes: Processes, number: int, urls: list[str], json: str = "json") -> CallerProcesses:
-    settings = {"caller": f"{__name__}:caller", "urls": urls, "json": json, "loop_factory": loop_factory()}
+    settings = {"caller": f"{__name__}:caller", "urls": urls, "json": json}
     return CallerProcesses(processes, number, settings)
 
 

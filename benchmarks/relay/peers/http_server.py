@@ -11,6 +11,7 @@ from aiohttp import web
 
 from benchmarks.relay.peers.json_codec import Codec, codec
 from benchmarks.relay.traffic import list_answer
+from zagent.client.process import run_main
 
 #: A prompt of 32 768 ids is 200 KB of JSON; aiohttp refuses bodies over 1 MB.
 LARGEST_BODY = 64 * 1024 * 1024
@@ -66,14 +67,4 @@ async def _serve(json: Codec, line: Connection) -> None:
 def main(settings: dict[str, Any], line: Connection) -> None:
     """Entry point; says its URL. sglang-router first tries gRPC, of which aiohttp complains."""
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(codec(settings["json"]), line))
-
-
-def loop_factory() -> Any:
-    """uvloop's where it is installed, as in SGLang's server."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+    run_main(_serve(codec(settings["json"]), line))  # on uvloop where it is installed, as SGLang's server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from benchmarks.processes import Processes
 from benchmarks.relay.caller import Caller
 from benchmarks.relay.cluster import CallerProcesses, Shape
 from benchmarks.relay.traffic import Case, sampling_params
+from launcher.quick import COLLECTED
 from zagent.client.calls import Calls
 from zagent.client.link import Link
 from zagent.client.llm_client import AsyncLLMServerManager
@@ -16,6 +18,7 @@ from zagent.wire.sockets import DealerChannel
 
 FORMS = (False, True)
 PACE = 1.0
+ROOM = "benchmarks.processes:room"
 
 
 def start(processes: Processes, shape: Shape) -> CallerProcesses:
@@ -26,11 +29,13 @@ def start(processes: Processes, shape: Shape) -> CallerProcesses:
 def start_servers(processes: Processes, shape: Shape) -> str:
     """A broker and engines; the broker's endpoint."""
     settings = broker_settings(f"ipc://{shape.directory}/broker")
-    room = {"entry": "zagent.broker.server:main", "settings": settings}
-    (info,) = processes.start_ready([("broker", "benchmarks.processes:room", room)])
+    (info,) = processes.start_ready([("broker", ROOM, {"entry": "zagent.broker.server:main", "settings": settings})])
     endpoint: str = info["endpoint"]
-    engines = [engine_settings(endpoint, index) for index in range(shape.servers)]
-    processes.start_ready([(f"engine-{i}", "benchmarks.relay.echo:main", one) for i, one in enumerate(engines)])
+    rooms = [
+        {"entry": "benchmarks.relay.echo:main", "settings": engine_settings(endpoint, index)}
+        for index in range(shape.servers)
+    ]
+    processes.start_ready([(f"engine-{index}", ROOM, room) for index, room in enumerate(rooms)])
     return endpoint
 
 
@@ -84,5 +89,6 @@ class Client:
 
 
 def caller(settings: dict[str, Any]) -> Caller:
-    """Made in the caller's process."""
+    """Made in the caller's process, which collects garbage as a worker's does."""
+    gc.set_threshold(*COLLECTED)
     return Caller(partial(Client, settings["endpoint"]))
