@@ -89,7 +89,7 @@ class Member:
             self._running[key] = call, asyncio.get_running_loop().create_task(self._run(call, body))
 
     async def _run(self, call: Call, body: Frames) -> None:
-        timer = self._deadline(call)
+        timer = self._deadline(call) if call.remaining_ms >= 0 else None
         try:
             method = self._methods.get(call.method)
             if method is None:
@@ -108,10 +108,8 @@ class Member:
             if timer is not None:
                 timer.cancel()
 
-    def _deadline(self, call: Call) -> asyncio.TimerHandle | None:
+    def _deadline(self, call: Call) -> asyncio.TimerHandle:
         """The caller cancels at its deadline; this holds when the caller cannot any more."""
-        if call.remaining_ms < 0:
-            return None
         task = asyncio.current_task()
         assert task is not None
         return asyncio.get_running_loop().call_later(call.remaining_ms / 1000, task.cancel, "deadline")

@@ -132,7 +132,7 @@ class DealerChannel:
         self._anew = False  #: a connection was made that nobody has been told of
         self._backlog: deque[list[Buffer]] = deque()
         self._drain_due = False
-        self._lonely = True  #: the last turn that sent anything sent hardly more than one message
+        self._lonely = True  #: hardly anything was sent in the last turn, and nothing in this one
 
     def open(self, receiver: Receiver, reconnected: Reconnected) -> None:
         """Raises `ConnectionLost` where the endpoint is none, `ConfigError` where its key file cannot be used."""
@@ -193,12 +193,11 @@ class DealerChannel:
         self._backlog.append(list(map(bytes, frames)))
         # All sends of one turn of the loop go out together: one wake-up of the I/O thread, fuller segments. But who
         # sends one at a time does not wait for the turn's end. Sending may also swallow the edge that announces
-        # arrivals, so the callback that sends looks for those before the loop sleeps.
-        if not self._drain_due and not self._loop.is_closed():
-            self._drain_due = True
-            self._loop.call_soon(self._drain)
-            if self._lonely:
-                self._flush(self._socket)
+        # arrivals, so they are looked for before the loop sleeps.
+        if self._lonely:
+            self._lonely = False
+            self._flush(self._socket)
+        self._drain_soon()
 
     def _flush(self, socket: zmq.Socket[bytes]) -> None:
         """Send what waits, as far as the broker takes it."""
@@ -210,25 +209,29 @@ class DealerChannel:
             self._backlog.popleft()
 
     def _arrived(self) -> None:
-        """The descriptor tells of a message."""
+        """The descriptor tells of a message. Whether there are more is looked for when this one has been acted upon."""
         if self._socket is not None:
             first = multipart.first(self._socket, multipart.receive)
             if first:
                 self._receiver(first)
-        self._drain()
+            self._drain_soon()
+
+    def _drain_soon(self) -> None:
+        """At the end of this turn of the loop, or the next."""
+        if not self._drain_due and not self._loop.is_closed():
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
         """Send what waits, take all that has arrived."""
-        sent, self._drain_due = self._drain_due, False
+        self._drain_due = False
         if self._socket is None:
             return
-        if sent:
-            self._lonely = len(self._backlog) <= 1
+        self._lonely = len(self._backlog) <= 1
         self._flush(self._socket)
         batch = multipart.rest(self._socket, multipart.receive)
         if len(batch) == multipart.BATCH:  # more may be there, and no edge will say so
-            self._drain_due = True
-            self._loop.call_soon(self._drain)
+            self._drain_soon()
         if batch:
             self._receiver(batch)
 
