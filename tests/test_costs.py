@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.cluster_in_memory import Cluster
-from support.echo import Echo, Peer
+from support.echo import PATIENCE_S, Echo, Peer
+from support.processes import eventually
 from support.virtual_clock import run
 from zagent.broker import core, dispatch, leases
 from zagent.client import calls, link, member
 from zagent.wire import multipart
-from zagent.wire.sockets import DealerChannel
+from zagent.wire.sockets import DealerChannel, RouterSocket
 
 PROMPT = np.arange(10, 1034, dtype=np.int32)
 PARAMS = {"max_new_tokens": 128, "temperature": 1.0, "logprobs": True}
@@ -165,3 +167,62 @@ def test_who_sends_one_message_at_a_time_does_not_wait(tmp_path: Path, monkeypat
 
     with Echo(f"ipc://{tmp_path}/b"):
         assert asyncio.run(main()) == [1, 2, 3, 7]
+
+
+def test_a_message_is_acted_upon_before_anybody_looks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one look serves both for what came behind it and for arrivals whose edge the answer's sending has hidden."""
+    router = RouterSocket(f"ipc://{tmp_path}/b")
+    seen: list[str] = []
+
+    def spy(name: str, what: str) -> None:
+        function = getattr(multipart, name)
+        monkeypatch.setattr(multipart, name, lambda *args: (seen.append(what), function(*args))[1])
+
+    async def main() -> list[list[str]]:
+        channel = DealerChannel(router.endpoint, b"d-peer")
+        channel.open(lambda batch: channel.send([b"thanks"]), lambda: None)
+        channel.send([b"hello"])
+        await asyncio.sleep(0)
+        eventually(lambda: router.receive(100))
+        router.send(b"d-peer", [b"answer"])
+        assert channel._socket is not None
+        assert channel._socket.poll(PATIENCE_S * 1000)
+        spy("send", "sent")
+        spy("_get_option", "looked")
+        channel._arrived()
+        at_once = list(seen)
+        await asyncio.sleep(0)
+        channel.close()
+        return [at_once, list(seen)]
+
+    try:
+        assert asyncio.run(main()) == [["sent"], ["sent", "looked"]]
+    finally:
+        router.close()
+
+
+def test_the_broker_takes_one_look_for_a_message_that_it_has_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it waits: what the descriptor tells of then is taken and acted upon, without looking for more."""
+    router = RouterSocket(f"ipc://{tmp_path}/b")
+
+    async def main() -> tuple[list[Any], int]:
+        async with Peer(router.endpoint) as peer:
+            peer.channel.send([b"hello"])
+            eventually(lambda: router.receive(100))
+            fd = router._socket.fileno()
+
+            def poll(timeout_ms: int) -> list[tuple[int, int]]:
+                assert peer.channel._socket is not None
+                peer.channel._socket.send(b"late")
+                return [(ready, select.POLLIN) for ready in select.select([fd], [], [], PATIENCE_S)[0]]
+
+            router._poll = SimpleNamespace(poll=poll)  # type: ignore[assignment]
+            counts = counted(monkeypatch, (multipart, "_get_option"))
+            return router.receive(100), counts["multipart._get_option"]
+
+    try:
+        assert asyncio.run(main()) == ([(b"d-peer", [b"late"])], 1)
+    finally:
+        router.close()
