@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 # A file's tests share fixtures, so they share a process.
 PARALLEL := -n 2 --dist loadfile
 
-.PHONY: demo test check bench chaos soak format clean
+.PHONY: demo test check types units bench chaos soak format clean
 
 # Real SGLang on whatever this machine has: a tiny model answers with a calculator, and everything is checked.
 demo: .venv/ready
@@ -20,7 +20,13 @@ test: check
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) -j 2 types units
+
+# Without its cache mypy takes a minute, on one core: the tests, some of which only wait, run beside it.
+types: .venv/ready
 	$(BIN)/mypy
+
+units: .venv/ready
 	$(PYTEST) $(PARALLEL) tests --ignore=tests/end_to_end --ignore=tests/chaos
 
 # What zagent costs beside bare sockets, HTTP, sglang-router and Ray: tables, CSV, JSON and plots in outputs/bench.
