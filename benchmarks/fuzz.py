@@ -32,6 +32,8 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "secret": ["", "guessed", "s" * 64],
     "package": ["0", "", "0.1.0"],
     "reason": ["", "so it is", "r" * 1000],
+    "version": [0, 1, -1, 2**63],
+    "weights": ["", "/nowhere", "w" * 5000],
 }
 #: Values that bodies are made of.
 ATOMS: list[Any] = [None, True, 0, -1, 2**64 - 1, 1.5, float("nan"), "", "text", "ü" * 50, b"", b"\xff\xfe"]
