@@ -18,17 +18,18 @@ class Punctual(RuleBasedStateMachine):
     """The core beside a model that only knows what it was told; the trainer updates when it has taken its batches."""
 
     @initialize(
-        required=st.integers(1, 3),
-        trigger=st.integers(1, 3),
-        threshold=st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]),
-        extra=st.integers(0, 3),
-        concurrent=st.none() | st.integers(1, 5),
-        queue=st.none() | st.integers(3, 9),
+        limits=st.builds(
+            Limits,
+            st.integers(1, 3),
+            trigger_parameter_sync_step=st.integers(1, 3),
+            staleness_threshold=st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]),
+            over_sample=st.integers(0, 3),
+            max_concurrent_samples=st.none() | st.integers(1, 5),
+            max_queue_size=st.none() | st.integers(3, 9),
+        )
     )
-    def begin(
-        self, required: int, trigger: int, threshold: float, extra: int, concurrent: int | None, queue: int | None
-    ) -> None:
-        self.limits = Limits(required, trigger, threshold, extra, concurrent, queue)
+    def begin(self, limits: Limits) -> None:
+        self.limits = limits
         self.core = Admission(self.limits, version=5)
         self.updates = [5]
         self.running: dict[int, int] = {}  # group -> number of updates when its oldest token can have been sampled
@@ -159,7 +160,10 @@ class Hasty(Punctual):
 
 
 for machine, promise in (
-    (Punctual, "Nothing is ever too stale for a trainer that takes its batches, and it never waits for what cannot come."),
+    (
+        Punctual,
+        "Nothing is ever too stale for a trainer that takes its batches, and it never waits for what cannot come.",
+    ),
     (Hasty, "What is too stale never reaches the trainer, whenever it updates."),
 ):
     machine.TestCase.settings = settings(

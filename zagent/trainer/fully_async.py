@@ -124,8 +124,7 @@ class FullyAsyncAgentLoopManager:
                     engines = len(self._manager.status()["pools"][ENGINE_POOL])
                     limits = replace(limits, max_concurrent_samples=CONCURRENT_PER_ENGINE * engines)
                 self._stream = self._io.run(self._made(limits))
-            stream = self._stream
-        return stream
+            return self._stream
 
     async def _made(self, limits: Limits) -> GroupStream:
         return GroupStream(
