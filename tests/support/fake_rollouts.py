@@ -39,9 +39,7 @@ class FakeRollouts:
         version: int = 0,
         **rollout: Any,
     ) -> None:
-        partial = rollout.pop("partial_rollout", True)  # TEMPORARY
-        config = Config.from_dict({"rollout": rollout})
-        self.config = SimpleNamespace(rollout=type("R", (), {"__getattr__": lambda s, k: partial if k == "partial_rollout" else getattr(config.rollout, k)})())
+        self.config = Config.from_dict({"rollout": rollout})
         self.version = version
         self.seconds, self.outcome = seconds, outcome or scored
         self.started: list[Row] = []
@@ -93,9 +91,6 @@ class FakeRollouts:
 
     async def update_weights_async(self, source: Any, *, version: int | None = None, mode: str = "wait") -> Any:
         return self.update_weights(source, version=version, mode=mode)
-
-    def clear_kv_cache(self) -> None:
-        self.log.append("clear")
 
 
 def scored(row: Row, versions: list[int], reward: float | None = None) -> Outcome:

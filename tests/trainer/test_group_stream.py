@@ -54,8 +54,13 @@ async def all_batches(stream: GroupStream, manager: FakeRollouts) -> list[list[i
     while groups := await stream.take():
         found.append(numbers(groups))
         if stream.update_due:
-            manager.version += 1
+            update(stream, manager)
     return found
+
+
+def update(stream: GroupStream, manager: FakeRollouts) -> None:
+    manager.version += 1
+    stream.follow(manager.version)
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
@@ -127,8 +132,7 @@ def test_generation_goes_on_while_the_trainer_is_busy_as_far_as_the_window_lets_
         await stream.take()
         await asyncio.sleep(100)
         before = len(manager.started)
-        manager.version += 1
-        stream.follow()
+        update(stream, manager)
         await asyncio.sleep(100)
         return [before, len(manager.started)]
 
@@ -144,8 +148,7 @@ def test_a_batch_says_how_old_it_is() -> None:
             groups = await stream.take()
             found.append(stream.statistics(groups))
             await asyncio.sleep(0.5)
-            manager.version += 1
-            stream.follow()
+            update(stream, manager)
         return found
 
     manager = FakeRollouts(seconds=lambda row: [1.0, 1.0, 2.0, 4.0][number(row)])
@@ -260,7 +263,7 @@ def test_what_an_early_update_makes_too_stale_is_dropped() -> None:
     async def test(stream: GroupStream, manager: FakeRollouts) -> tuple[list[int], float]:
         waiting = asyncio.create_task(stream.take())
         await asyncio.sleep(1.5)
-        manager.version += 1
+        update(stream, manager)
         return numbers(await waiting), stream.statistics()["fully_async/dropped/stale"]
 
     manager = FakeRollouts(seconds=lambda row: 1.0 + number(row))
@@ -280,7 +283,7 @@ def test_an_error_of_the_data_comes_after_what_had_been_started() -> None:
 
     async def test(stream: GroupStream, manager: FakeRollouts) -> list[list[int]]:
         found = [numbers(await stream.take())]
-        manager.version += 1
+        update(stream, manager)
         found.append(numbers(await stream.take()))
         for _ in range(2):
             with pytest.raises(OSError, match="disk gone"):
@@ -364,7 +367,7 @@ def test_a_trainer_that_forgets_to_update_is_told_so() -> None:
         await stream.take()
         with pytest.raises(InputError, match="the 2 groups that weights of version 0 may begin are used up"):
             await stream.take()
-        manager.version += 1
+        update(stream, manager)
         return numbers(await stream.take())
 
     assert with_stream(test, FakeRollouts(), Limits(2), one_by_one(9)) == [2, 3]
@@ -437,8 +440,7 @@ def test_response_lengths_of_kept_and_carried_rows_are_told() -> None:
 
     async def test(stream: GroupStream, manager: FakeRollouts) -> dict[str, float]:
         await stream.take()
-        manager.version += 1
-        stream.follow()
+        update(stream, manager)
         await asyncio.sleep(10)
         return stream.statistics(await stream.take())
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.fake_rollouts import FakeRollouts, broken, prompts, scored
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost, LoopError, EngineError as WeightUpdateError
+from zagent.errors import ConnectionLost, LoopError, WeightUpdateError
 from zagent.trainer.manager import check_failures
 from zagent.trainer.one_step_off import Made, OneStepOffAgentLoopManager, Step
 from zagent.trainer.rows import Row
@@ -43,8 +43,8 @@ def numbers(batch: DataProto) -> int:
 
 
 def test_the_order_of_a_step() -> None:
-    """Await the batch, give the weights, clear the caches, start the next one, hand it over (the first: no weights);
-    the last starts nothing."""
+    """Await the batch, give the weights (which clears the caches), start the next one, hand it over. The first: no
+    weights; the last starts nothing."""
     manager = Rollouts()
     sources = itertools.count()
     with OneStepOffAgentLoopManager(manager, batches(3), weights=lambda: f"w{next(sources)}") as steps:
@@ -53,10 +53,8 @@ def test_the_order_of_a_step() -> None:
         ("start", 0),
         ("start", 1),
         ("update", "w0", "wait"),
-        "clear",
         ("start", 2),
         ("update", "w1", "wait"),
-        "clear",
     ]
     ordered = [entry for entry in manager.log if entry == "made" or entry[0] in ("start", "update")]
     assert ordered.index(("update", "w0", "wait")) > [i for i, entry in enumerate(ordered) if entry == "made"][1]
@@ -104,7 +102,7 @@ def test_weights_that_have_not_changed_are_not_sent() -> None:
     manager = Rollouts()
     with OneStepOffAgentLoopManager(manager, batches(3), weights=lambda: None) as steps:
         assert [batch.meta_info["one_step_off"]["staleness"] for batch in steps] == [0, 0, 0]
-    assert not [entry for entry in manager.log if entry == "clear" or entry[0] == "update"]
+    assert not [entry for entry in manager.log if entry[0] == "update"]
 
 
 def test_an_error_of_the_data_comes_with_its_own_type_after_the_batch_before_it() -> None:
@@ -140,8 +138,8 @@ def test_after_a_failed_rollout_it_goes_on_with_the_next_batch() -> None:
             next(steps)
         assert isinstance(caught.value.__cause__, LoopError)
         assert [numbers(batch) for batch in steps] == [2, 3]
-    wanted = [("start", 0), ("start", 1), ("update", "w", "wait"), "clear", ("start", 2), ("start", 3)]
-    assert [entry for entry in manager.log if entry != "made"][:6] == wanted
+    wanted = [("start", 0), ("start", 1), ("update", "w", "wait"), ("start", 2), ("start", 3)]
+    assert [entry for entry in manager.log if entry != "made"][:5] == wanted
 
 
 def test_a_failed_weight_update_is_tried_again_and_no_batch_is_lost() -> None:
@@ -191,7 +189,7 @@ def test_from_inside_an_event_loop() -> None:
 
     manager = Rollouts()
     assert asyncio.run(main(manager)) == [0, 1, 2]
-    assert [entry for entry in manager.log if entry != "made"][2:5] == [("update", "w", "wait"), "clear", ("start", 2)]
+    assert [entry for entry in manager.log if entry != "made"][2:4] == [("update", "w", "wait"), ("start", 2)]
 
 
 def test_giving_up_waiting_leaves_the_batch_alone() -> None:

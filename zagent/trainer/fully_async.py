@@ -99,7 +99,8 @@ class FullyAsyncAgentLoopManager:
             InputError: nothing can finish before the next `update_weights`; a row that cannot be used.
             Whatever ``prompts`` or ``drop_if`` raised; there are no further prompts after that.
         """
-        batch = self._io.run(self._take(self._started()))
+        stream = self._started()
+        batch = self._io.run(self._take(stream, self._manager.version))
         if batch is None:
             raise StopIteration
         return self._collated(*batch)
@@ -108,10 +109,9 @@ class FullyAsyncAgentLoopManager:
         return self
 
     async def __anext__(self) -> DataProto:
-        stream = self._stream
-        if stream is None:
-            stream = await asyncio.to_thread(self._started)
-        batch = await asyncio.wrap_future(self._io.submit(self._take(stream)))
+        stream = await asyncio.to_thread(self._started)
+        version = await asyncio.to_thread(lambda: self._manager.version)
+        batch = await asyncio.wrap_future(self._io.submit(self._take(stream, version)))
         if batch is None:
             raise StopAsyncIteration
         return await asyncio.to_thread(self._collated, *batch)
@@ -123,21 +123,22 @@ class FullyAsyncAgentLoopManager:
                 if limits.max_concurrent_samples is None:
                     engines = len(self._manager.status()["pools"][ENGINE_POOL])
                     limits = replace(limits, max_concurrent_samples=CONCURRENT_PER_ENGINE * engines)
-                self._stream = self._io.run(self._made(limits))
+                self._stream = self._io.run(self._made(Admission(limits, self._manager.version)))
             return self._stream
 
-    async def _made(self, limits: Limits) -> GroupStream:
+    async def _made(self, admission: Admission) -> GroupStream:
         return GroupStream(
             self._manager,
             pulled(self._prompts),
-            Admission(limits, self._manager.version),
+            admission,
             n=self._n,
             drop_if=self._drop_if,
             max_failed_fraction=self._manager.config.rollout.max_failed_fraction,
             clock=self._clock,
         )
 
-    async def _take(self, stream: GroupStream) -> tuple[list[Group], dict[str, float]] | None:
+    async def _take(self, stream: GroupStream, version: int) -> tuple[list[Group], dict[str, float]] | None:
+        stream.follow(version)  # the weights may have been updated past us
         groups = await stream.take()
         return (groups, stream.statistics(groups)) if groups else None
 
@@ -158,21 +159,21 @@ class FullyAsyncAgentLoopManager:
         """`AgentLoopManager.update_weights`; then more groups may start. ``mode`` None: "abort", so that nobody waits
         for the longest answer, or "wait" with `rollout.partial_rollout=false`."""
         update = self._manager.update_weights(source, version=version, mode=mode or self._mode())
-        self._io.run(self._follow())
+        self._io.run(self._follow(update.version))
         return update
 
     async def update_weights_async(self, source: Any, *, version: int | None = None, mode: str | None = None) -> Any:
         """`update_weights` from inside an event loop."""
         update = await self._manager.update_weights_async(source, version=version, mode=mode or self._mode())
-        await asyncio.wrap_future(self._io.submit(self._follow()))
+        await asyncio.wrap_future(self._io.submit(self._follow(update.version)))
         return update
 
     def _mode(self) -> str:
         return "abort" if self._manager.config.rollout.partial_rollout else "wait"
 
-    async def _follow(self) -> None:
+    async def _follow(self, version: int) -> None:
         if self._stream is not None:
-            self._stream.follow()
+            self._stream.follow(version)
 
     # ---- what it tells ----------------------------------------------------------------------------------------------
 

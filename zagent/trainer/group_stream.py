@@ -21,9 +21,6 @@ Filter = Callable[[Sequence[Outcome]], bool]
 class Rollouts(Protocol):
     """What is needed of an `AgentLoopManager`."""
 
-    @property
-    def version(self) -> int: ...
-
     def stream_async(self, batch: DataProto) -> AsyncIterator[Outcome]: ...
 
 
@@ -92,7 +89,6 @@ class GroupStream:
     def _next_batch(self) -> list[int] | None:
         if self._closed:
             raise ConnectionLost("the stream of groups was closed")
-        self.follow()
         if self._error is not None:
             error, self._error = self._error, None
             self._failed.clear()
@@ -113,10 +109,10 @@ class GroupStream:
             )
         return None
 
-    def follow(self) -> None:
-        """Notice that the manager has new weights: the next window."""
-        if self._manager.version > self._admission.version:
-            for number in self._admission.advance(self._manager.version):
+    def follow(self, version: int) -> None:
+        """The engines have weights of ``version``; if they are new, the next window."""
+        if version > self._admission.version:
+            for number in self._admission.advance(version):
                 self._dropped.extend(self._finished.pop(number).outcomes)
             self._turn()
 

@@ -64,8 +64,8 @@ class OneStepOffAgentLoopManager:
             for batch in steps:
                 train(batch)
 
-    Asked for a batch, it waits until that is generated, gives the engines the weights, begins the next batch and hands
-    this one over: each is sampled by the weights of one training step earlier.
+    Asked for a batch, it waits until that is generated, gives the engines the weights (their caches are empty then),
+    begins the next batch and hands this one over: each is sampled by the weights of one training step earlier.
 
     ``batches`` gives what `AgentLoopManager.generate_sequences` takes; their ``meta_info["global_steps"]`` becomes
     1, 2, … where it is not set. ``weights`` gives a source for `AgentLoopManager.update_weights`; it is asked each time
@@ -93,7 +93,7 @@ class OneStepOffAgentLoopManager:
         self._manager, self._weights, self._mode, self._clock = manager, weights, mode, clock
         self._batches = pulled(batches)
         self._io = IoThread("zagent-one-step-off")
-        self._admission = Admission(LIMITS, manager.version)
+        self._admission = Admission(LIMITS)  # whatever the version is: what counts are updates
         self._pending: Future[Made | None] | None = None
         self._broken: Exception | None = None  # what the data loader raised
         self._number = 0  # of the pending batch, by admission
@@ -164,23 +164,21 @@ class OneStepOffAgentLoopManager:
         return made
 
     def _sync(self, step: Step) -> None:
-        began = self._clock()
+        began, version = self._clock(), self._admission.version
         if self._trained and (source := self._weights()) is not None:
-            self._manager.update_weights(source, mode=self._mode)
-            self._manager.clear_kv_cache()
-        self._synced(step, began)
+            version = self._manager.update_weights(source, mode=self._mode).version
+        self._synced(step, began, version)
 
     async def _sync_async(self, step: Step) -> None:
-        began = self._clock()
+        began, version = self._clock(), self._admission.version
         if self._trained and (source := self._weights()) is not None:
-            await self._manager.update_weights_async(source, mode=self._mode)
-            await asyncio.to_thread(self._manager.clear_kv_cache)
-        self._synced(step, began)
+            version = (await self._manager.update_weights_async(source, mode=self._mode)).version
+        self._synced(step, began, version)
 
-    def _synced(self, step: Step, began: float) -> None:
+    def _synced(self, step: Step, began: float, version: int) -> None:
         if self._trained:
             self._trained = False
-            self._admission.advance(self._manager.version)
+            self._admission.advance(version)
             step.sync_s += self._clock() - began
 
     def _begin(self) -> None:
