@@ -10,17 +10,18 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
 
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost
 from zagent.trainer.admission import Admission, Limits
 from zagent.trainer.background import pulled
+from zagent.trainer.checkpoint import Source
 from zagent.trainer.group_stream import Filter, GroupStream
 from zagent.trainer.groups import Group, joined
 from zagent.trainer.io_thread import IoThread
 from zagent.trainer.manager import AgentLoopManager
+from zagent.trainer.weights import Mode, WeightUpdate
 
 #: Groups that run at once for each engine, unless `max_concurrent_samples` says otherwise; verl's number.
 CONCURRENT_PER_ENGINE = 16
@@ -155,20 +156,22 @@ class FullyAsyncAgentLoopManager:
         """Whether `trigger_parameter_sync_step` batches were taken since the last update."""
         return self._stream is not None and self._stream.update_due
 
-    def update_weights(self, source: Any, *, version: int | None = None, mode: str | None = None) -> Any:
+    def update_weights(self, source: Source, *, version: int | None = None, mode: Mode | None = None) -> WeightUpdate:
         """`AgentLoopManager.update_weights`; then more groups may start. ``mode`` None: "abort", so that nobody waits
         for the longest answer, or "wait" with `rollout.partial_rollout=false`."""
         update = self._manager.update_weights(source, version=version, mode=mode or self._mode())
         self._io.run(self._follow(update.version))
         return update
 
-    async def update_weights_async(self, source: Any, *, version: int | None = None, mode: str | None = None) -> Any:
+    async def update_weights_async(
+        self, source: Source, *, version: int | None = None, mode: Mode | None = None
+    ) -> WeightUpdate:
         """`update_weights` from inside an event loop."""
         update = await self._manager.update_weights_async(source, version=version, mode=mode or self._mode())
         await asyncio.wrap_future(self._io.submit(self._follow(update.version)))
         return update
 
-    def _mode(self) -> str:
+    def _mode(self) -> Mode:
         return "abort" if self._manager.config.rollout.partial_rollout else "wait"
 
     async def _follow(self, version: int) -> None:

@@ -14,8 +14,10 @@ from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost
 from zagent.trainer.admission import Admission, Limits
 from zagent.trainer.background import pulled
+from zagent.trainer.checkpoint import Source
 from zagent.trainer.io_thread import IoThread
 from zagent.trainer.manager import AgentLoopManager
+from zagent.trainer.weights import Mode
 
 #: A "group" is a whole batch here: the trainer has one, and the one after it runs or waits.
 LIMITS = Limits(1, staleness_threshold=1.0, max_concurrent_samples=1, max_queue_size=1)
@@ -84,8 +86,8 @@ class OneStepOffAgentLoopManager:
         manager: AgentLoopManager,
         batches: Iterable[DataProto] | AsyncIterable[DataProto],
         *,
-        weights: Callable[[], Any],
-        mode: str = "wait",
+        weights: Callable[[], Source | None],
+        mode: Mode = "wait",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing runs until the first batch is asked for. ``mode`` is `update_weights`'s, for others on the cluster:
