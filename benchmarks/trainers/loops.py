@@ -14,14 +14,17 @@ from benchmarks.rollout.agent import Done
 
 @dataclass(frozen=True)
 class Work:
-    """Groups of ``n`` samples; ``weights``: what the engines are given at each step."""
+    """Groups of ``n`` samples, so many a step; the fully asynchronous trainer takes them in ``parts``. ``weights``: what
+    the engines are given at each step."""
 
     prompts: Sequence[zagent.DataProto]
     n: int
-    groups: int  #: of a batch
+    groups: int
+    parts: int
     train_s: float
     weights: Path
-    staleness_threshold: float
+    staleness_threshold: float = 1.0
+    concurrent: int = 10  #: groups that run at once: rows for all slots, tools and tails; not more
 
     @property
     def steps(self) -> int:
@@ -50,9 +53,9 @@ class Trained:
     hidden_shares: list[float] = field(default_factory=list)
     rows: list[list[Done]] = field(default_factory=list)
 
-    def train(self, batch: zagent.DataProto, work: Work) -> None:
+    def train(self, batch: zagent.DataProto, seconds: float) -> None:
         self.rows += [[Done(*call) for call in row] for row in batch.non_tensor_batch["calls"]]
-        time.sleep(work.train_s)
+        time.sleep(seconds)
         self.ended = time.monotonic()
 
     @property
@@ -69,7 +72,7 @@ def synchronous(manager: zagent.AgentLoopManager, work: Work) -> Trained:
             manager.update_weights(work.weights)
         batch = manager.generate_sequences(rows)
         seen.waited_s += time.monotonic() - asked
-        seen.train(batch, work)
+        seen.train(batch, work.train_s)
     return seen
 
 
@@ -83,7 +86,7 @@ def one_step_off(manager: zagent.AgentLoopManager, work: Work) -> Trained:
             seen.staleness = max(seen.staleness, facts["staleness"])
             if "hidden_share" in facts:
                 seen.hidden_shares.append(facts["hidden_share"])
-            seen.train(batch, work)
+            seen.train(batch, work.train_s)
     return seen
 
 
@@ -91,7 +94,13 @@ def fully_async(manager: zagent.AgentLoopManager, work: Work) -> Trained:
     """Groups as they finish."""
     seen = Trained()
     with zagent.FullyAsyncAgentLoopManager(
-        manager, work.prompts, ppo_mini_batch_size=work.groups, staleness_threshold=work.staleness_threshold, n=work.n
+        manager,
+        work.prompts,
+        n=work.n,
+        ppo_mini_batch_size=work.groups // work.parts,
+        trigger_parameter_sync_step=work.parts,
+        staleness_threshold=work.staleness_threshold,
+        max_concurrent_samples=work.concurrent,
     ) as batches:
         seen.bound = batches.limits.max_staleness
         asked = time.monotonic()
@@ -99,9 +108,10 @@ def fully_async(manager: zagent.AgentLoopManager, work: Work) -> Trained:
             seen.waited_s += time.monotonic() - asked
             facts = batch.meta_info["fully_async"]
             seen.staleness = max(seen.staleness, int(facts["fully_async/trajectory_staleness/max"]))
-            seen.train(batch, work)
+            seen.train(batch, work.train_s / work.parts)
             asked = time.monotonic()
-            batches.update_weights(work.weights)
+            if batches.update_due:
+                batches.update_weights(work.weights)
     return seen
 
 

@@ -30,12 +30,13 @@ PEERS = tuple(LOOPS)
 REPEATS = 3
 ENGINES, SLOTS = 4, 4
 GROUPS, SAMPLES = 16, 8
+#: In which the fully asynchronous trainer takes them: verl's `trigger_parameter_sync_step`.
+PARTS = 4
 STEPS, QUICK_STEPS = 12, 3
 #: Seconds in which these engines could generate a batch at best; the trace's time is compressed to that.
 BATCH_S, QUICK_BATCH_S = 4.0, 1.0
 #: Training takes this part of it: generation is what one waits for.
 TRAIN_PART = 0.8
-STALENESS_THRESHOLD = 0.5
 
 
 def run(options: Options, record: Record) -> None:
@@ -82,7 +83,7 @@ def work_of(plan: Plan, batch_s: float) -> Work:
         )
         for start in range(0, len(plan.rows), SAMPLES)
     ]
-    return Work(prompts, SAMPLES, GROUPS, TRAIN_PART * batch_s, PACKAGED["tiny"], STALENESS_THRESHOLD)
+    return Work(prompts, SAMPLES, GROUPS, PARTS, TRAIN_PART * batch_s, PACKAGED["tiny"])
 
 
 def train(peer: str, plan: Plan, work: Work) -> Trained:

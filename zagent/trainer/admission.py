@@ -31,7 +31,8 @@ class Limits:
     staleness_threshold: float = 0.0
     #: Groups begun beyond that: the trainer is given the first to finish, the others later.
     over_sample: int = 0
-    #: That run at once. None: as many as there may be.
+    #: That run at once: best so many as fill the engines, since more get in each other's way and finish together, and
+    #: then nothing runs until the next update. None: as many as there may be.
     max_concurrent_samples: int | None = None
     #: That run or are finished and not taken. Never dropped: it is admission that waits. None: `max_required_samples`.
     max_queue_size: int | None = None

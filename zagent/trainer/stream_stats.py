@@ -1,4 +1,18 @@
-"""What a stream of groups tells about itself, under verl's names where there is one. Pure."""
+"""What a stream of groups tells about itself, under verl's names where there is one. Pure.
+
+Since the beginning (`totals`; all keys have the prefix ``fully_async/``):
+
+* ``count/current_param_version``; in groups ``count/total_generated_samples``, ``count/staleness_samples`` (of
+  ``static/max_required_samples`` in this window), ``count/stale_samples_processed`` (taken with staleness above 0),
+  ``monitor/active_tasks_size`` (run), ``monitor/queue/mq_queue_size`` (wait for the trainer)
+* ``staleness/N``: groups taken whose oldest token was N updates old; ``dropped/REASON``: `failed`, `filtered`,
+  `aborted` (partial rollout is off), `stale`, `cancelled`
+* ``rollouter/idle_ratio`` (share of the time in which nothing ran), ``rollouter/active_tasks_mean``,
+  ``rollouter/blocked_s`` (a prompt was there and had to wait), ``trainer/idle_ratio``, ``trainer/wait_s``
+
+Of a batch (`of_batch`, `lengths`): ``trajectory_staleness/{mean,max}``, ``partial/…``,
+``response_length/{kept,carried,dropped}/{rows,mean,median,max}``.
+"""
 
 from __future__ import annotations
 
