@@ -14,8 +14,8 @@ from benchmarks.rollout.agent import Done
 
 @dataclass(frozen=True)
 class Work:
-    """Groups of ``n`` samples, so many a step; the fully asynchronous trainer takes them in ``parts``. ``weights``: what
-    the engines are given at each step."""
+    """Groups of ``n`` samples, so many a step; the fully asynchronous trainer takes them in ``parts``. ``weights`` is
+    what the engines are given at each step."""
 
     prompts: Sequence[zagent.DataProto]
     n: int

@@ -430,6 +430,7 @@ def test_waits_of_both_sides_are_told() -> None:
     assert found["fully_async/trainer/idle_ratio"] == 0.4
     assert found["fully_async/rollouter/idle_ratio"] == 0.2
     assert found["fully_async/rollouter/active_tasks_mean"] == 0.8
+    assert found["fully_async/rollouter/blocked_s"] == 10  # there is always another prompt
 
 
 def test_response_lengths_of_kept_and_carried_rows_are_told() -> None:

@@ -50,7 +50,7 @@ class GroupStream:
         self._producer: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._finished: dict[int, Group] = {}
-        self._waits_for_room = False
+        self._blocked_since: float | None = None  # a prompt is there, and may not start
         self._ended = False
         self._end: Exception | None = None  # why there are no more prompts, where it is no ordinary end
         self._error: Exception | None = None  # the next `take` raises it; until then nothing starts
@@ -101,7 +101,7 @@ class GroupStream:
             if not batch and self._end is not None:
                 raise self._end
             return batch
-        if self._waits_for_room and self._admission.is_stuck:
+        if self._blocked_since is not None and self._admission.is_stuck:
             limits = self._admission.limits
             raise InputError(
                 f"the {limits.max_required_samples} groups that weights of version {self._admission.version} may begin "
@@ -135,13 +135,14 @@ class GroupStream:
 
     async def _room(self) -> None:
         """Until one more group may start."""
-        began = self._clock()
         while not self._admission.is_open or self._error is not None:
-            self._waits_for_room = True
-            self._turn()
+            if self._blocked_since is None:
+                self._blocked_since = self._clock()
+                self._turn()
             await self._change()
-        self._waits_for_room = False
-        self._blocked_s += self._clock() - began
+        if self._blocked_since is not None:
+            self._blocked_s += self._clock() - self._blocked_since
+            self._blocked_since = None
 
     async def _run(self, number: int, rows: DataProto) -> None:
         try:
@@ -202,12 +203,14 @@ class GroupStream:
 
     def statistics(self, batch: Sequence[Group] | None = None) -> dict[str, float]:
         """Of the stream so far, and of a ``batch`` that was just taken."""
-        self._meter.set(self._admission.running, self._clock())
+        now = self._clock()
+        self._meter.set(self._admission.running, now)
         elapsed_s = self._meter.elapsed_s
+        blocked_s = self._blocked_s + (0.0 if self._blocked_since is None else now - self._blocked_since)
         found = stream_stats.totals(self._admission) | {
             "rollouter/idle_ratio": self._meter.idle_share(),
             "rollouter/active_tasks_mean": self._meter.mean(),
-            "rollouter/blocked_s": self._blocked_s,
+            "rollouter/blocked_s": blocked_s,
             "trainer/idle_ratio": self._waited_s / elapsed_s if elapsed_s else 0.0,
             "trainer/wait_s": self._waited_s,
         }
