@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 import zagent
 from benchmarks.drawing import drawing
-from benchmarks.rollout import cluster, trace
+from benchmarks.rollout import trace
 from benchmarks.rollout.agent import Done
 from benchmarks.rollout.bounds import Engines, bound
 from benchmarks.rollout.cluster import REBIND, Plan, config_of, wait_for_workers
@@ -68,33 +70,39 @@ def repeated(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[i % len(rows)] for i in range(count)]
 
 
-def work_of(plan: Plan, batch_s: float) -> Work:
+def work_of(plan: Plan, batch_s: float, samples: int = SAMPLES) -> Work:
     """`GROUPS` prompts a batch; the samples of each are rows of the trace that follow each other."""
     prompts = [
         zagent.DataProto(
             non_tensor_batch={
                 "raw_prompt": [[{"role": "user", "content": ""}]],
-                "traces": [[trace.plain(row) for row in plan.rows[start : start + SAMPLES]]],
+                "traces": [[trace.plain(row) for row in plan.rows[start : start + samples]]],
                 "content": [start],
                 "speedup": [plan.speedup],
                 "way": ["session"],
                 "engines": [plan.names],
             }
         )
-        for start in range(0, len(plan.rows), SAMPLES)
+        for start in range(0, len(plan.rows), samples)
     ]
-    return Work(prompts, SAMPLES, GROUPS, PARTS, TRAIN_PART * batch_s, PACKAGED["tiny"])
+    return Work(prompts, samples, GROUPS, PARTS, TRAIN_PART * batch_s, PACKAGED["tiny"])
 
 
 def train(peer: str, plan: Plan, work: Work) -> Trained:
     """From a cluster that has just started."""
+    torch.zeros(1)  # what collates is loaded before the first batch
+    with (
+        tempfile.TemporaryDirectory(prefix="trainers-") as directory,
+        zagent.AgentLoopManager.launch(config(plan, Path(directory))) as manager,
+    ):
+        wait_for_workers(manager, plan.workers)
+        return LOOPS[peer](manager, work)
+
+
+def config(plan: Plan, directory: Path) -> zagent.Config:
+    """Of the clusters; with logs in ``directory``."""
     overrides = (*REBIND, f"rollout.agent={AGENT}", "rollout.imports=[benchmarks.trainers.agent]")
-    with tempfile.TemporaryDirectory(prefix="trainers-") as directory:
-        config = config_of(plan, overrides, Path(directory))
-        with zagent.AgentLoopManager.launch(config) as manager:
-            wait_for_workers(manager, plan.workers)
-            cluster.replay(manager, [cluster.WARM_UP], plan, cluster.PEERS["zagent"])
-            return LOOPS[peer](manager, work)
+    return config_of(plan, overrides, directory)
 
 
 def measured(seen: Trained, plan: Plan, work: Work) -> list[tuple[str, float, str]]:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import zagent
 from benchmarks.rollout import trace
 from benchmarks.rollout.agent import Done
 from benchmarks.rollout.bounds import Engines, bound, calls
 from benchmarks.rollout.trace import Row, Turn
 from benchmarks.suite import Figure, Options
 from benchmarks.trainers import suite
-from benchmarks.trainers.loops import Work
+from benchmarks.trainers.loops import LOOPS, Work
 from support.outcomes import ok
 from support.virtual_clock import run
 from zagent.data_proto import DataProto
@@ -80,6 +81,26 @@ def test_the_table_names_the_trainers() -> None:
     lines = suite.table(figures).splitlines()
     assert lines[4] == "| fully asynchronous | 2.00 | 1 | 95% | 10% | – | 1 (1) |"
     assert lines[5] == "| one-step-off | 2.00 | 1.00 (1.00–1.00) | 95% | 10% | 90% | 1 (1) |"
+
+
+# ---- on real processes ----------------------------------------------------------------------------------------------
+
+
+def test_every_trainer_sees_all_rows(tmp_path: Path) -> None:
+    """A few, on one small cluster after the other's updates; and the figures are figures."""
+    rows = [Row(8, (Turn(2 + i % 3), Turn(1))) for i in range(2 * 4 * 2)]
+    plan = suite.Plan(rows, Engines(2, 4), 200.0, workers=1)
+    work = replace(suite.work_of(plan, 0.1, samples=2), groups=4, parts=2, train_s=0.05)
+    assert (work.steps, work.n) == (2, 2)
+    with zagent.AgentLoopManager.launch(suite.config(plan, tmp_path)) as manager:
+        for peer in suite.PEERS:
+            seen = LOOPS[peer](manager, work)
+            assert [len(calls) for calls in seen.rows] == [2] * len(rows)
+            assert seen.staleness <= seen.bound
+            figures = {name: value for name, value, _ in suite.measured(seen, plan, work)}
+            assert 0 <= figures["busy_share"] <= 1
+            assert figures["step_s"] >= work.train_s
+        assert manager.version == 2 + 1 + 1
 
 
 # ---- on virtual time ------------------------------------------------------------------------------------------------
