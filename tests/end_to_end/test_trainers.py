@@ -14,6 +14,7 @@ import pytest
 import zagent
 from support.clusters import questions, sim_config
 
+pytestmark = pytest.mark.timeout(120)  # the first of them loads torch, on a machine that is busy
 #: Seconds until what was cancelled has ended in workers and engines.
 PATIENCE_S = 10.0
 SPEED = "engine.sim.decode_tokens_per_s=200"
