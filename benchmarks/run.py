@@ -32,6 +32,7 @@ BENCHMARKS: Mapping[str, str] = {
     "start": "benchmarks.start",
     "policies": "benchmarks.policies",
     "scale": "benchmarks.scale.suite",
+    "trainers": "benchmarks.trainers.suite",
     "sglang": "benchmarks.sglang_cost",
 }
 OURS = "zagent"

@@ -22,8 +22,10 @@ PROMISED = [
     "BaseTool",
     "Config",
     "DataProto",
+    "FullyAsyncAgentLoopManager",
     "FunctionCall",
     "MultiTurnLoop",
+    "OneStepOffAgentLoopManager",
     "Outcome",
     "ParsedTurn",
     "Services",
@@ -38,6 +40,7 @@ PROMISED = [
     "register_env",
     "register_parser",
     "tool",
+    "zero_variance",
 ]
 
 

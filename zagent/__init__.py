@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from zagent.loops.tools import tool as tool
     from zagent.service.base import idempotent as idempotent
     from zagent.trainer.collate import collate as collate
+    from zagent.trainer.fully_async import FullyAsyncAgentLoopManager as FullyAsyncAgentLoopManager
+    from zagent.trainer.groups import zero_variance as zero_variance
     from zagent.trainer.manager import AgentLoopManager as AgentLoopManager
+    from zagent.trainer.one_step_off import OneStepOffAgentLoopManager as OneStepOffAgentLoopManager
     from zagent.trainer.rows import get_trajectory_info as get_trajectory_info
     from zagent.types import AgentLoopMetrics as AgentLoopMetrics
     from zagent.types import AgentLoopOutput as AgentLoopOutput
@@ -52,7 +55,9 @@ _HOME = {
     "Config": "zagent.config",
     "DataProto": "zagent.data_proto",
     "MultiTurnLoop": "zagent.loops.multi_turn",
+    "FullyAsyncAgentLoopManager": "zagent.trainer.fully_async",
     "FunctionCall": "zagent.loops.parsers",
+    "OneStepOffAgentLoopManager": "zagent.trainer.one_step_off",
     "Outcome": "zagent.types",
     "ParsedTurn": "zagent.loops.parsers",
     "Services": "zagent.client.services",
@@ -67,6 +72,7 @@ _HOME = {
     "register_parser": "zagent.loops.parsers",
     "tool": "zagent.loops.tools",
     "register_env": "zagent.loops.environment",
+    "zero_variance": "zagent.trainer.groups",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604

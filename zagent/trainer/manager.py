@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -178,9 +178,16 @@ class AgentLoopManager(EngineControls):
         pad = await self._control.pad_token_id()  # before the work: what is done then needs nobody any more
         return await (await self._start(rows)).rest(), pad
 
+    def collate(self, outcomes: Sequence[Outcome], batch: DataProto | None = None) -> DataProto:
+        """Outcomes of `stream`, padded as `generate_sequences` does it; ``batch`` is what their indices count."""
+        return self._padded(outcomes, batch, self._ask(self._control.pad_token_id))
+
     def _collated(self, outcomes: list[Outcome], batch: DataProto, pad_token_id: int) -> DataProto:
+        check_failures(outcomes, self.config.rollout.max_failed_fraction)
+        return self._padded(outcomes, batch, pad_token_id)
+
+    def _padded(self, outcomes: Sequence[Outcome], batch: DataProto | None, pad_token_id: int) -> DataProto:
         rollout = self.config.rollout
-        check_failures(outcomes, rollout.max_failed_fraction)
         return collate(
             outcomes,
             prompt_length=rollout.prompt_length,
@@ -237,14 +244,15 @@ def _close_unwanted(launching: Future[AgentLoopManager]) -> None:
         launching.result().close()
 
 
-def check_failures(outcomes: list[Outcome], max_failed_fraction: float) -> None:
-    """Raise `RolloutError` with all ``outcomes`` if more than that share of them failed."""
+def check_failures(outcomes: list[Outcome], max_failed_fraction: float, of: int | None = None) -> None:
+    """Raise `RolloutError` with all ``outcomes`` if more than that share of them (or of ``of`` rows) failed."""
     failed = [outcome for outcome in outcomes if outcome.status in ("failed", "cancelled")]
-    if len(failed) <= max_failed_fraction * len(outcomes):
+    rows = len(outcomes) if of is None else of
+    if len(failed) <= max_failed_fraction * rows:
         return
     shown = [f"row {o.index} (uid {o.uid}): {_text(o.error)}" for o in failed[:3]]
     more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-    error = RolloutError(f"{len(failed)} of {len(outcomes)} rows failed: {'; '.join(shown)}{more}", outcomes)
+    error = RolloutError(f"{len(failed)} of {rows} rows failed: {'; '.join(shown)}{more}", outcomes)
     raise error from failed[0].error
 
 
