@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "launch": "errors config client.launcher_link demo.run trainer.job",
 }
 LAUNCHER_MAY_IMPORT = {
+    "__version__",
     "alive",
     "config",
     "errors",
