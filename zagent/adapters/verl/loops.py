@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from zagent.adapters.verl import stand_ins
@@ -85,10 +86,17 @@ class Client:
         elif params["max_tokens"] <= 0:
             return TokenOutput([], [] if sampling_params.get("logprobs") else None, "completed")  # type: ignore[arg-type]
         output = await self._llm.generate(request_id, list(prompt_ids), params)
+        ids, log_probs = _listed(output.token_ids), None if output.log_probs is None else _listed(output.log_probs)
         versions = [version for version, _, _ in output.versions]
         steps = {"min_global_steps": min(versions), "max_global_steps": max(versions)} if versions else {}
         reason: Any = "aborted" if output.stop_reason == "abort" else "completed"
-        return replace(output, stop_reason=reason, extra_fields={**output.extra_fields, **steps})
+        fields = {**output.extra_fields, **steps}
+        return replace(output, token_ids=ids, log_probs=log_probs, stop_reason=reason, extra_fields=fields)
+
+
+def _listed(values: Any) -> list[Any]:
+    """Loops ask a list whether it is empty by its truth."""
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 @lru_cache(maxsize=4)

@@ -79,14 +79,6 @@ class AgentLoopManager:
         """Every engine forgets its prefix cache."""
         self.manager.clear_kv_cache()
 
-    def wake_up(self) -> None:
-        """Engines that share the trainer's GPUs take their memory back."""
-        self.manager.wake_up()
-
-    def sleep(self) -> None:
-        """And release it."""
-        self.manager.sleep()
-
     def update_weights(self, source: Any, global_steps: int | None = None) -> Any:
         """New weights for zagent's engines (verl's checkpoint engine reaches verl's own servers only), see
         `zagent.AgentLoopManager.update_weights`; the version is the trainer's step."""
