@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(580), pytest.mark.filterwa
 MODEL = str(PACKAGED["tiny-early"])
 STEPS = 3
 #: Prompts a step, and samples of each.
-PROMPTS, SAMPLES = 4, 4
+PROMPTS, SAMPLES = 2, 4
 TEMPERATURE = 0.9
-RESPONSE = 128
+RESPONSE = 96
 #: Of a float32 engine's log-probabilities, beside a forward of the trainer's weights.
 EXACT = 1e-3
 
