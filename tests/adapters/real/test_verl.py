@@ -34,7 +34,7 @@ from zagent.tiny.arithmetic import questions
 MANAGER = "zagent.adapters.verl.AgentLoopManager"
 LOOPS = Path(__file__).parents[1] / "verl"
 #: zagent's environment, where sglang is.
-ENGINES = Path(__file__).parents[3] / ".venv/bin/python"
+ENGINES = Path(os.environ.get("ZAGENT_TEST_ENGINES", Path(__file__).parents[3] / ".venv/bin/python"))
 VERLS_OWN = "verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop"
 TINY = str(PACKAGED["tiny"])
 PROMPT, RESPONSE = 128, 48

@@ -79,6 +79,14 @@ class AgentLoopManager:
         """Every engine forgets its prefix cache."""
         self.manager.clear_kv_cache()
 
+    def sleep(self, level: int | None = None) -> Any:
+        """Engines give memory back, see `zagent.AgentLoopManager.sleep`."""
+        return self.manager.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """And take it again."""
+        self.manager.wake_up(tags)
+
     def update_weights(self, source: Any, global_steps: int | None = None) -> Any:
         """New weights for zagent's engines (verl's checkpoint engine reaches verl's own servers only), see
         `zagent.AgentLoopManager.update_weights`; the version is the trainer's step."""
