@@ -28,7 +28,8 @@ MODEL = str(PACKAGED["tiny-early"])
 STEPS = 3
 #: Prompts a step, and samples of each.
 PROMPTS, SAMPLES = 2, 4
-TEMPERATURE = 0.9
+#: High enough that samples of one prompt differ, low enough for tools to be called.
+TEMPERATURE = 1.3
 RESPONSE = 96
 #: Of a float32 engine's log-probabilities, beside a forward of the trainer's weights.
 EXACT = 1e-3
@@ -47,6 +48,11 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zagent.AgentLo
     )
     with zagent.AgentLoopManager.launch(config) as manager:
         yield manager
+
+
+def alternating(completions: list[Any], **_: Any) -> list[float]:
+    """Different within each group, whatever was said: every step has a gradient."""
+    return [float(row % 2) for row in range(len(completions))]
 
 
 class Watched(RolloutFunc):
@@ -95,7 +101,7 @@ def trained(
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(MODEL),
-            reward_funcs=rollout_reward,
+            reward_funcs=[rollout_reward, alternating],
             train_dataset=dataset,
             rollout_func=watched,
             args=GRPOConfig(
@@ -134,7 +140,8 @@ def test_the_trainer_takes_its_steps(trained: tuple[GRPOTrainer, Watched, list[d
     assert [len(given["completion_ids"]) for given in watched.given] == [PROMPTS * SAMPLES] * STEPS
     rewards = [log["rewards/rollout_reward/mean"] for log in trainer.state.log_history if "reward" in log]
     assert len(rewards) == STEPS
-    assert 0 < np.mean(rewards) < 1
+    given = [float(np.mean(given["reward_score"])) for given in watched.given]
+    assert rewards == pytest.approx(given)
     assert all(set(given["status"]) == {"ok"} for given in watched.given)
 
 
