@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 # A file's tests share fixtures, so they share a process.
 PARALLEL := -n 2 --dist loadfile
 
-.PHONY: demo test check types units bench chaos soak format clean
+.PHONY: demo test test-adapters check types units bench chaos soak format clean
 
 # Real SGLang on whatever this machine has: a tiny model answers with a calculator, and everything is checked.
 demo: .venv/ready
@@ -27,7 +27,12 @@ types: .venv/ready
 	$(BIN)/mypy
 
 units: .venv/ready
-	$(PYTEST) $(PARALLEL) tests --ignore=tests/end_to_end --ignore=tests/chaos
+	$(PYTEST) $(PARALLEL) tests --ignore=tests/end_to_end --ignore=tests/chaos --ignore=tests/adapters/real
+
+# zagent under TRL's and verl's own code: trl 1.16 beside sglang, verl 0.9.1 in an environment without (5 minutes).
+test-adapters: .venv/ready .venv-verl/ready
+	$(PYTEST) -W default tests/adapters/real/test_trl.py
+	.venv-verl/bin/python -m pytest -W default tests/adapters/real/test_verl.py
 
 # What zagent costs beside bare sockets, HTTP, sglang-router and Ray: tables, CSV, JSON and plots in outputs/bench.
 bench: .venv/ready
@@ -54,8 +59,15 @@ format: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zagent needs Python 3.11 or newer, got " + sys.version)'
 	$(PYTHON) -m venv .venv
 	@echo "installing into .venv (SGLang and PyTorch: some minutes)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[sglang,models,dev,bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[sglang,models,trl,dev,bench]'
+	@touch $@
+
+# verl's pins and sglang's cannot live together: its own transformers and tensordict; torch, ray and the like are shared.
+.venv-verl/ready: .venv/ready tests/adapters/real/verl.txt tests/support/environments.py
+	rm -rf .venv-verl
+	$(BIN)/python tests/support/environments.py .venv-verl sglang transformers tokenizers tensordict codetiming pyvers
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/adapters/real/verl.txt
 	@touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-verl build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

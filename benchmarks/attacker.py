@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 
 from benchmarks.fuzz import Frames, Fuzz
+from zagent import __version__
 from zagent.wire.codec import encode_body, encode_header
 from zagent.wire.messages import Hello
 
@@ -58,7 +59,7 @@ class Peer:
     def __init__(self, context: zmq.Context[Any], endpoint: str, seed: int, *, says_hello: bool) -> None:
         self.nonce = os.urandom(8)
         self._lanes = [self._lane(context, endpoint, name + self.nonce) for name in (b"d", b"c")]
-        self._hello = [encode_header(Hello("", "", 0, 0, "", "0")), *encode_body({})] if says_hello else None
+        self._hello = [encode_header(Hello("", "", 0, 0, "", __version__)), *encode_body({})] if says_hello else None
         self._random = random.Random(seed)
         self._sent = 0
 

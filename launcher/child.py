@@ -13,14 +13,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher import bootstrap, logs, policy, processes
+from launcher import logs, policy, processes, starting
 from launcher.health import Signs
 from launcher.heartbeat import OUT_OF_MEMORY
 from launcher.specs import ChildSpec
@@ -42,7 +40,8 @@ class Child:
     once what the process started is gone as well."""
 
     def __init__(self, spec: ChildSpec, log: Path, run_id: str) -> None:
-        """Spawn it. ``spec.settings`` must be complete."""
+        """Start it. ``spec.settings`` must be complete. Raises `OSError`: no memory, no file descriptors, no such
+        interpreter."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("children are spawned from the main thread: they die with the thread that spawned them")
         self.spec, self.log = spec, log
@@ -58,8 +57,13 @@ class Child:
         self._heard: float | None = None  # s, on the loop's clock; None = nothing can be
         self._lag_s, self._what = 0.0, ""
         self._reports, theirs = multiprocessing.Pipe(duplex=False)
-        self._process = _spawn(spec, log, theirs)
-        theirs.close()
+        try:
+            self._process = starting.start(spec, log, theirs)
+        except OSError:
+            self._reports.close()
+            raise
+        finally:
+            theirs.close()
         self.pid: int = self._process.pid or 0
         # Not multiprocessing's sentinel: that is a pipe, which a child's own fork keeps open beyond its death.
         try:
@@ -212,34 +216,3 @@ def describe(code: int) -> str:
 def _retrieve(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
-
-
-def _spawn(spec: ChildSpec, log: Path, reports: Connection) -> multiprocessing.context.SpawnProcess:
-    orders = bootstrap.Orders(
-        spec.entry, dict(spec.settings), spec.name, str(log), os.getpid(), memory_limit=spec.memory_limit
-    )
-    process = multiprocessing.get_context("spawn").Process(
-        target=bootstrap.enter,
-        args=(orders, reports),
-        name=spec.name,
-        daemon=False,  # SGLang starts processes of its own, which a daemon may not
-    )
-    resource_tracker.ensure_running()  # not by the first child's start: it would bear that child's name, and go with it
-    with _environment(spec.env):
-        process.start()
-    return process
-
-
-@contextmanager
-def _environment(extra: Mapping[str, str]) -> Iterator[None]:
-    """``extra`` in this process's environment, which the child is given at exec: before it imports anything."""
-    before = {name: os.environ.get(name) for name in extra}
-    os.environ.update(extra)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -18,7 +18,8 @@ POLICY_POOL = "engine"
 @dataclass(frozen=True, slots=True)
 class EnginePool:
     """What the engines of a pool have in common. ``room`` says what becomes of the run when they die, ``model`` is the
-    section with its path resolved, ``threads`` those of each process that computes, ``env`` the user's."""
+    section with its path resolved, ``threads`` those of each process that computes, ``python`` as of `ChildSpec`,
+    ``env`` the user's."""
 
     room: str
     pool: str
@@ -28,7 +29,14 @@ class EnginePool:
     credits: int
     seed: int
     threads: int
+    python: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+def python_of(engine: EngineConfig, policy: EngineConfig | None = None) -> str:
+    """The interpreter that ``engine`` runs under, for a service's by default the ``policy``'s; "" = the launcher's
+    own."""
+    return engine.python or (policy.python if policy is not None else None) or ""
 
 
 def engine_specs(
@@ -64,7 +72,8 @@ def _sglang(pool: EnginePool, member: Member, gpus: tuple[str, ...], run: Run, p
         **pool.env,
     }
     settings = _settings(pool, (member,), run, ports)
-    return child(member.name, pool.room, pool.entry, run, settings, env=env, members=(member,), ports=ports)
+    rest: dict[str, Any] = {"env": env, "members": (member,), "ports": ports, "python": pool.python}
+    return child(member.name, pool.room, pool.entry, run, settings, **rest)
 
 
 def _sim(pool: EnginePool, members: list[Member], run: Run) -> tuple[ChildSpec, ...]:
@@ -74,5 +83,6 @@ def _sim(pool: EnginePool, members: list[Member], run: Run) -> tuple[ChildSpec, 
     for group in groups:
         name = group[0].name if len(group) == 1 else f"{group[0].name}-to-{group[-1].index}"
         settings = _settings(pool, group, run, EnginePorts(0, 0))
-        made.append(child(name, pool.room, pool.entry, run, settings, env=pool.env, members=group))
+        rest: dict[str, Any] = {"env": pool.env, "members": group, "python": pool.python}
+        made.append(child(name, pool.room, pool.entry, run, settings, **rest))
     return tuple(made)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.engines import POLICY_POOL, EnginePool, engine_specs
+from launcher.engines import POLICY_POOL, EnginePool, engine_specs, python_of
 from launcher.machine import Machine
 from launcher.ports import EnginePorts
 from launcher.slots import all_slots
@@ -185,6 +185,7 @@ def _policy(config: Config, facts: Facts, entry: str, threads: int) -> EnginePoo
         credits=config.engine.max_in_flight if limit is None else min(config.engine.max_in_flight, limit),
         seed=config.rollout.seed,
         threads=threads,
+        python=python_of(config.engine),
     )
 
 
@@ -200,6 +201,7 @@ def _service_engines(config: Config, facts: Facts, name: str, entry: str, thread
         credits=service.credits,
         seed=config.rollout.seed,
         threads=threads,
+        python=python_of(service.engine, config.engine),
         env=service.env,
     )
 

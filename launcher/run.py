@@ -18,6 +18,7 @@ from pathlib import Path
 from launcher import janitor, logs, machine, processes, rundir, tracker
 from launcher.cluster import SIGNALS, Cluster
 from launcher.context import Context, LinkFactory
+from launcher.interpreter import check_interpreters
 from launcher.plan import ROOMS, Facts, Model, check_context, plan
 from launcher.ports import Reservation
 from launcher.rundir import RunDir
@@ -71,6 +72,7 @@ def run(config: Config, options: Options) -> None:
     all_slots(config, found)  # refuse at once what needs no model to be refused
     config = _with_keys(config)
     with _ends_with(options.trainer):
+        check_interpreters(config)
         model = _resolve(config.model, config.engine.kind)
         service_models = _resolve_services(config)
     check_context(config, model)

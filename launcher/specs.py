@@ -23,7 +23,8 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """One process: ``entry`` (``module:function``) is given ``settings`` (JSON types) and started with ``env`` on top
-    of the launcher's environment. ``settings`` of all but the broker lack its endpoint, known once it serves.
+    of the launcher's environment, under the interpreter ``python`` ("" = the launcher's own). ``settings`` of all but
+    the broker lack its endpoint, known once it serves.
     ``memory_limit``: resident bytes at which it ends itself; 0 = none. ``restarted_at``: when it was to be started
     again, each time (s); ``failed_starts``: how many starts in a row, right before this one, did not become ready.
     """
@@ -35,6 +36,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
     ports: EnginePorts | None = None
+    python: str = ""
     memory_limit: int = 0
     restarted_at: tuple[float, ...] = ()
     failed_starts: int = 0

@@ -25,6 +25,18 @@ def pid() -> int | None:
     return found
 
 
+def line() -> int:
+    """The descriptor by which children reach it. Starts it, if need be."""
+    _tracker.ensure_running()
+    found: int = _tracker._fd
+    return found
+
+
+def join(line: int) -> None:
+    """Report to the launcher's, as multiprocessing's own children do: one of ours would be killed with us."""
+    _tracker._fd = line
+
+
 def end() -> None:
     """Let it clean up and leave, now that no child uses it; SIGKILL if it does not."""
     running, line = _tracker._pid, _tracker._fd

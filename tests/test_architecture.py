@@ -32,10 +32,12 @@ MAY_IMPORT = {
     "service": "errors wire client loops.imports loops.threads alive",
     "engine": "errors config types wire client models loops.tokenizer alive",
     "trainer": "errors config types wire client data_proto models images rope loops.tokenizer jsonl",
+    "adapters": "errors config types client data_proto loops models trainer",
     "demo": "config data_proto errors loops models tiny trainer types",
     "launch": "errors config client.launcher_link demo.run trainer.job",
 }
 LAUNCHER_MAY_IMPORT = {
+    "__version__",
     "alive",
     "config",
     "errors",
@@ -60,9 +62,11 @@ IMPORTERS = {
             "zagent/data_proto.py",
             "zagent/tiny/train.py",
         ),
+        "zagent/adapters/",
         "zagent/trainer/",
         "zagent/demo/",
     },
+    "verl": {"zagent/adapters/verl/"},
     "launcher": {"zagent/launch.py", "launcher/"},
     "pickle": set(),
 }

@@ -30,7 +30,7 @@
     └── ProtocolError           bytes that are no message
         ├── DecodeError             carries the frames
         ├── EncodeError             a value that cannot cross the wire
-        └── VersionMismatch         peers of different wire versions
+        └── VersionMismatch         peers of different versions of zagent, or of the wire
 
 Errors cross the wire by name (`to_wire`, `from_wire`): a `ZagentError` or a builtin exception comes back as the same
 class, with the remote traceback as its cause; anything else as `RemoteError`.
@@ -205,7 +205,7 @@ class EncodeError(ProtocolError):
 
 
 class VersionMismatch(ProtocolError):
-    """The peers speak different wire versions; both are named."""
+    """The peers have different versions of zagent, or speak different ones of the wire; both are named."""
 
 
 class RemoteTraceback(Exception):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.modelled.clock import Clock
 from benchmarks.modelled.engine import Job, ModelEngine, Speed
 from benchmarks.modelled.work import Trajectory
+from zagent import __version__
 from zagent.broker.core import BrokerCore, Sends
 from zagent.broker.roster import CONTROL, DATA
 from zagent.broker.routing import STICKY, Routing
@@ -62,7 +63,7 @@ class _Cluster:
         self._finished = 0.0
 
     def run(self) -> Result:
-        self._hello(_CALLER, Hello("", "caller", 0, 0, "", ""))
+        self._hello(_CALLER, Hello("", "caller", 0, 0, "", __version__))
         layout = self._layout
         for number in range(layout.engines):
             at = layout.late_s if number >= layout.engines - layout.late else 0.0
@@ -87,7 +88,7 @@ class _Cluster:
     def _join(self, number: int) -> None:
         nonce = b"engine%02d" % number
         self._engines[DATA + nonce] = ModelEngine(self._clock, self._layout.speed)
-        self._hello(nonce, Hello("engine", f"engine-{number}", 1, self._layout.cap, _SECRET, ""))
+        self._hello(nonce, Hello("engine", f"engine-{number}", 1, self._layout.cap, _SECRET, __version__))
 
     def _hello(self, nonce: bytes, hello: Hello) -> None:
         for lane in (DATA, CONTROL):

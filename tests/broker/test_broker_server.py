@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.broker_driver import SECRET, Driver, driver, nonce_of, sent
-from zagent import alive
+from zagent import __version__, alive
 from zagent.broker.record import Assignment, Recorder
 from zagent.broker.server import _recorder, deliver, feed, serve
 from zagent.errors import ConfigError, Refused
@@ -90,7 +90,7 @@ def test_the_loop_feeds_and_ticks_until_it_is_stopped(monkeypatch: pytest.Monkey
     """Messages are answered, overdue calls end without any message coming in, and every turn is a sign of life."""
     d, router, turns = driver(), Router(), []
     monkeypatch.setattr(alive, "mark", lambda: turns.append(len(router.batches)))
-    hello = [encode_header(Hello("", "x", 0, 0, SECRET, "0")), *encode_body({})]
+    hello = [encode_header(Hello("", "x", 0, 0, SECRET, __version__)), *encode_body({})]
     overdue = [encode_header(Call(CALLER + b"1", 1, "engine", "generate", "", 0)), *encode_body(None)]
     router.batches = [[(b"d" + CALLER, hello)], [(b"c" + CALLER, hello), (b"d" + CALLER, overdue)]]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.broker_driver import SECRET, Driver, driver, nonce_of, served_by
+from zagent import __version__
 from zagent.broker.core import COUNTERS
 from zagent.errors import (
     InvalidRequest,
@@ -426,7 +427,7 @@ def test_draining_what_is_not_there_is_refused(argument: Any) -> None:
 def test_facts_that_cannot_be_told_do_not_end_the_broker() -> None:
     """A member's strange facts fail the status call, not the process."""
     d, caller, _ = started(1)
-    hello = encode_header(Hello("engine", "odd", 1, 1, SECRET, "0"))
+    hello = encode_header(Hello("engine", "odd", 1, 1, SECRET, __version__))
     facts = b"\x81\xa7version\xd6\xff\x00\x00\x00\x00"  # a msgpack timestamp, which decodes to no value of ours
     d.raw(b"do", [hello, facts])
     d.raw(b"co", [hello, facts])

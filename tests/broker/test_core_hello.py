@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from support.broker_driver import SECRET, driver, nonce_of, served_by
+from zagent import __version__
 from zagent.broker.core import STRANGE_MAX
 from zagent.broker.presence import FACTS_MAX, PULSE_S
 from zagent.broker.roster import HALF_MAX
@@ -14,13 +16,13 @@ from zagent.errors import MemberLost, ProtocolError, VersionMismatch
 from zagent.wire.codec import encode_body, encode_header
 from zagent.wire.messages import BROKER, Call, Cancel, Failure, Goodbye, Hello, HelloWanted, Pulse, Reply, Welcome
 
-ME = Hello("", "me", 0, 0, "", "0")
+ME = Hello("", "me", 0, 0, "", __version__)
 
 
 def test_a_peer_is_welcomed_when_both_lanes_have_spoken() -> None:
     """On its control lane, with the incarnation and the cluster's facts."""
     d = driver(incarnation=7, facts={"run_id": "r"})
-    hello = Hello("", "me", 0, 0, "", "0")
+    hello = Hello("", "me", 0, 0, "", __version__)
     assert d.say(b"dn", hello, {}) == []
     (sent,) = d.say(b"cn", hello, {})
     assert (sent.to, sent.message, sent.body) == (b"cn", Welcome(7), {"run_id": "r"})
@@ -29,7 +31,7 @@ def test_a_peer_is_welcomed_when_both_lanes_have_spoken() -> None:
 def test_a_member_with_the_wrong_secret_is_refused() -> None:
     """So that nobody else can register as an engine and read prompts; the secret itself is not told."""
     d = driver()
-    (sent, _) = d.hello(b"n", Hello("engine", "evil", 1, 8, "wrong", "0"))
+    (sent, _) = d.hello(b"n", Hello("engine", "evil", 1, 8, "wrong", __version__))
     assert isinstance(sent.error, ProtocolError)
     assert "'evil' may not join pool 'engine': wrong join secret" in str(sent.error)
     assert SECRET not in str(sent.error)
@@ -37,16 +39,27 @@ def test_a_member_with_the_wrong_secret_is_refused() -> None:
     assert d.core.counters["refused"] == 2
 
 
+@pytest.mark.parametrize("hello", [Hello("", "", 0, 0, "", "0.0.9"), Hello("engine", "m", 1, 8, SECRET, "0.0.9")])
+def test_a_peer_with_another_version_of_zagent_is_refused(hello: Hello) -> None:
+    """Callers and members; both versions and both interpreters are named."""
+    d = driver()
+    (sent, _) = d.hello(b"n", hello._replace(python="/trainer/bin/python"))
+    assert isinstance(sent.error, VersionMismatch)
+    for part in (hello.name or "a caller", "0.0.9", "/trainer/bin/python", __version__, sys.executable):
+        assert part in str(sent.error)
+    assert d.in_flight() == {}
+
+
 @pytest.mark.parametrize("credits", [0, -5])
 def test_a_member_without_credits_is_refused(credits: int) -> None:
     """It could never be given a call."""
-    (sent, _) = driver().hello(b"n", Hello("engine", "m", 1, credits, SECRET, "0"))
+    (sent, _) = driver().hello(b"n", Hello("engine", "m", 1, credits, SECRET, __version__))
     assert f"grants {credits} credits" in str(sent.error)
 
 
 def test_a_member_of_an_unknown_pool_is_refused() -> None:
     """The known pools are listed."""
-    (sent, _) = driver().hello(b"n", Hello("judge", "m", 1, 1, SECRET, "0"))
+    (sent, _) = driver().hello(b"n", Hello("judge", "m", 1, 1, SECRET, __version__))
     assert "no pool 'judge' here, only ['engine', 'worker']" in str(sent.error)
 
 
@@ -56,7 +69,7 @@ def test_a_hello_of_an_old_epoch_is_refused(epoch: int) -> None:
     d = driver()
     nonce = d.join("m0", epoch=2)
     d.goodbye(nonce)
-    (sent, _) = d.hello(b"late", Hello("engine", "m0", epoch, 8, SECRET, "0"))
+    (sent, _) = d.hello(b"late", Hello("engine", "m0", epoch, 8, SECRET, __version__))
     assert f"epoch {epoch} comes after epoch 2" in str(sent.error)
 
 
@@ -79,21 +92,21 @@ def test_a_later_life_replaces_the_former_one() -> None:
 def test_a_hello_without_a_map_of_facts_is_refused(facts: Any) -> None:
     """Refused with a reason, and nobody has joined."""
     d = driver()
-    (sent,) = d.say(b"dn", Hello("", "x", 0, 0, "", "0"), facts)
+    (sent,) = d.say(b"dn", Hello("", "x", 0, 0, "", __version__), facts)
     assert "facts must be a map" in str(sent.error)
 
 
 def test_a_hello_without_a_body_is_refused() -> None:
     """As any other that cannot be read."""
     d = driver()
-    (sent,) = d.raw(b"dn", [encode_header(Hello("", "x", 0, 0, "", "0"))])
+    (sent,) = d.raw(b"dn", [encode_header(Hello("", "x", 0, 0, "", __version__))])
     assert "without a body" in str(sent.error)
 
 
 def test_a_second_hello_on_one_lane_is_no_second_lane() -> None:
     """The other lane must speak itself."""
     d = driver()
-    hello = Hello("", "x", 0, 0, "", "0")
+    hello = Hello("", "x", 0, 0, "", __version__)
     assert d.say(b"dn", hello, {}) == d.say(b"dn", hello, {}) == []
     assert d.core.roster.callers == {}
 
@@ -114,7 +127,7 @@ def test_a_hello_said_again_changes_nothing() -> None:
     d = driver(incarnation=3, facts={"run_id": "r"})
     m0, caller = d.join("m0", held=[]), d.caller()
     d.call(caller, b"1")
-    for nonce, hello in ((caller, ME), (m0, Hello("engine", "m0", 1, 5, SECRET, "0"))):
+    for nonce, hello in ((caller, ME), (m0, Hello("engine", "m0", 1, 5, SECRET, __version__))):
         (sent,) = d.hello(nonce, hello)
         assert (sent.to, sent.message, sent.body) == (b"c" + nonce, Welcome(3, known=True), {"run_id": "r"})
     assert d.in_flight() == {"m0": 1}
@@ -137,7 +150,7 @@ def test_a_member_that_was_out_of_reach_may_join_again() -> None:
     m0, caller = d.join("m0"), d.caller()
     d.call(caller, b"1", "s")
     d.unsendable(b"d" + m0)
-    sent = d.hello(m0, Hello("engine", "m0", 1, 8, SECRET, "0"))
+    sent = d.hello(m0, Hello("engine", "m0", 1, 8, SECRET, __version__))
     assert [s.message for s in sent if isinstance(s.message, Welcome)] == [Welcome(1, known=False)]
     (lost,) = [s for s in sent if isinstance(s.message, Failure)]
     assert isinstance(lost.error, MemberLost)
@@ -152,7 +165,7 @@ def test_a_peer_that_has_lost_its_connection_is_forgotten_first() -> None:
     d = driver(incarnation=3)
     m0, caller = d.join("m0"), d.caller()
     d.call(caller, b"1")
-    again = Hello("engine", "m0", 1, 8, SECRET, "0", 3, 1)
+    again = Hello("engine", "m0", 1, 8, SECRET, __version__, 3, 1)
     sent = d.hello(m0, again)
     assert [s.message for s in sent if isinstance(s.message, Welcome)] == [Welcome(3, known=False)]
     assert [s.message.call for s in sent if isinstance(s.message, Failure)] == [b"1"]
@@ -205,7 +218,7 @@ def test_a_life_that_has_ended_does_not_come_back(how: str) -> None:
             d.unsendable(b"c" + m0)
             d.tick(5)
         d.exited(launcher, "m0")
-    (refused, _) = d.hello(m0, Hello("engine", "m0", 1, 8, SECRET, "0"))
+    (refused, _) = d.hello(m0, Hello("engine", "m0", 1, 8, SECRET, __version__))
     assert "epoch 1 comes after epoch 1" in str(refused.error)
     d.join("m0", epoch=2)
     assert d.member("m0").takes_calls
@@ -215,7 +228,7 @@ def test_a_life_that_is_here_cannot_be_taken_over() -> None:
     """Another link of the same epoch is refused while the first is there."""
     d = driver()
     d.join("m0")
-    (refused, _) = d.hello(nonce_of("other"), Hello("engine", "m0", 1, 8, SECRET, "0"))
+    (refused, _) = d.hello(nonce_of("other"), Hello("engine", "m0", 1, 8, SECRET, __version__))
     assert "comes after epoch 1" in str(refused.error)
 
 
@@ -226,7 +239,7 @@ def test_a_life_that_is_here_cannot_be_taken_over() -> None:
 def test_facts_of_the_wrong_kind_are_refused(facts: Any) -> None:
     """Held calls and versions are what they must be, or nobody has joined."""
     d = driver()
-    (refused, _) = d.hello(b"m", Hello("engine", "m0", 1, 8, SECRET, "0"), facts)
+    (refused, _) = d.hello(b"m", Hello("engine", "m0", 1, 8, SECRET, __version__), facts)
     assert isinstance(refused.error, ProtocolError)
     assert d.in_flight() == {}
 
@@ -295,7 +308,7 @@ def test_a_strangers_long_header_is_not_even_read() -> None:
     """Such a header would take longer to read than a hundred others; a peer's own is read."""
     d = driver()
     caller = d.caller()
-    header = encode_header(Hello("", "x" * STRANGE_MAX, 0, 0, "", "0"))
+    header = encode_header(Hello("", "x" * STRANGE_MAX, 0, 0, "", __version__))
     assert d.raw(b"dstranger", [header, *encode_body({})]) == []
     assert d.core.counters["malformed"] == 1
     d.raw(b"d" + caller, [header, *encode_body({})])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgpack
 
 from support.broker_driver import driver
+from zagent import __version__
 from zagent.broker.own import ARGUMENT_MAX
 from zagent.errors import DecodeError, ProtocolError, VersionMismatch
 from zagent.wire.messages import BROKER, Call, Hello
@@ -14,7 +15,7 @@ def test_a_refusal_has_no_traceback() -> None:
     """Strangers need not know where our files lie, and to write one takes ten times as long as all the rest."""
     d = driver()
     refusals = [
-        *d.hello(b"12345678", Hello("engine", "m0", 1, 8, "guessed", "0")),
+        *d.hello(b"12345678", Hello("engine", "m0", 1, 8, "guessed", __version__)),
         *d.raw(b"d12345678", [msgpack.packb([99, 1])]),
         *d.say(b"d" + d.caller(), Call(b"somebody-else's.", 1, "engine", "generate")),
     ]

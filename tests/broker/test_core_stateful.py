@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.broker_driver import SECRET, Sent, driver, nonce_of
+from zagent import __version__
 from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S
 from zagent.broker.routing import STICKY, Routing, routing
 from zagent.errors import MemberLost, PoisonedRequest, TransientError
@@ -221,7 +222,7 @@ class Broker(RuleBasedStateMachine):
                 self.leased[key] = twin.nonce
         held = [[*self.d.key(*key), session, "generate", True] for key, session in twin.running.items()]
         held += [[*self.d.key(*key), self.calls[key].fields["session"], "generate", False] for key in twin.kept]
-        hello = Hello("engine", twin.name, twin.epoch, twin.credits, SECRET, "0")
+        hello = Hello("engine", twin.name, twin.epoch, twin.credits, SECRET, __version__)
         self.d.hello(twin.nonce, hello, {"held": held, **({"idempotent": []} if self.once else {})})
         self._follow()
         for key in twin.outbox:

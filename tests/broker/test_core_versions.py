@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.broker_driver import SECRET, Driver, Sent, driver, served_by
+from zagent import __version__
 from zagent.broker.pool import State
 from zagent.errors import InvalidRequest
 from zagent.wire.messages import Call, Failure, Hello, Outdated, Reply
@@ -21,7 +22,7 @@ def join(d: Driver, name: str, number: Any = 0, weights: str = "", epoch: int = 
 def says(d: Driver, member: bytes, name: str, number: Any, weights: str = "/w") -> list[Sent]:
     """A member that is known says hello again: it serves other weights now."""
     facts = {"version": number, "weights": weights}
-    return d.hello(member, Hello("engine", name, 1, 8, SECRET, "0", d.core.incarnation), facts)
+    return d.hello(member, Hello("engine", name, 1, 8, SECRET, __version__, d.core.incarnation), facts)
 
 
 def states(d: Driver) -> dict[str, State]:

@@ -17,6 +17,7 @@ from benchmarks.hostile import Siege
 from benchmarks.processes import Processes
 from support.broker_driver import driver, nonce_of
 from support.processes import eventually
+from zagent import __version__
 from zagent.errors import ProtocolError
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
 from zagent.wire.messages import Hello
@@ -64,7 +65,7 @@ def test_the_brokers_core_survives_them():
         d.raw(lanes[number % len(lanes)], fuzz.message())
         if number % 100 == 0:
             d.tick()
-            d.hello(caller, Hello("", "", 0, 0, "", "0"))
+            d.hello(caller, Hello("", "", 0, 0, "", __version__))
         d.take()
     honest, member = d.caller("honest"), d.join("m9", epoch=7)
     (sent,) = d.call(honest, b"1", member="m9")

@@ -11,6 +11,7 @@ import pytest
 from support.broker_driver import SECRET
 from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
+from zagent import __version__
 from zagent.client.calls import Calls
 from zagent.client.link import Identity, Link
 from zagent.errors import ConnectionLost, ProtocolError, RemoteError, VersionMismatch, to_wire
@@ -161,7 +162,7 @@ def test_what_is_no_message_is_counted_and_dropped() -> None:
     async def main() -> None:
         async with Cluster() as cluster:
             link = await cluster.link()
-            hello = encode_header(Hello("", "x", 0, 0, "", ""))
+            hello = encode_header(Hello("", "x", 0, 0, "", __version__))
             for frames in ([], [b""], [b"\xc1"], [hello], [b"\x90"], [encode_header(Welcome(1)), b"\xc1"]):
                 cluster.router.send(b"d" + link.nonce, frames)
             await asyncio.sleep(0.1)

@@ -23,7 +23,7 @@ from support.echo import Echo, Peer
 from support.key_files import both
 from support.processes import PATIENCE_S, eventually, with_run_id
 from support.raw_peer import RawPeer, message
-from zagent import errors
+from zagent import __version__, errors
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
 from zagent.wire.endpoints import parse
 from zagent.wire.messages import (
@@ -62,7 +62,7 @@ class Caller:
             stack.enter_context(RawPeer(endpoint)).shake_hands(lane + self.nonce) for lane in (b"d", b"c")
         )
         for lane in (self.data, self.control):
-            lane.send(said(hello or Hello("", "", 0, 0, "", "0"), {}))
+            lane.send(said(hello or Hello("", "", 0, 0, "", __version__), {}))
 
     def welcomed(self) -> Caller:
         assert type(self.answer(self.control)[0]) is Welcome
@@ -135,7 +135,7 @@ def test_nobody_joins_without_the_secret(
 ) -> None:
     """A member's hello, under a member's name or a new one, is answered with a refusal; there is no such member."""
     before = counted(manager, "refused")
-    forger = Caller(manager.endpoint, stack, Hello("engine", name, 99, 512, secret, "0"))
+    forger = Caller(manager.endpoint, stack, Hello("engine", name, 99, 512, secret, __version__))
     kind, error = forger.answer(forger.data)
     assert (type(kind), error["type"]) == (Failure, "ProtocolError")
     assert f"'{name}' may not join pool 'engine': wrong join secret" in error["message"]
@@ -150,7 +150,7 @@ def test_nobody_joins_without_the_secret(
         Exited("engine", "engine-0", 1, "it is dead", True),
         Health("engine", "engine-0", 1, True),
         Abandoned("engine"),
-        Hello("", "launcher", 0, 0, "guessed", "0"),
+        Hello("", "launcher", 0, 0, "guessed", __version__),
     ],
     ids=lambda word: type(word).__name__,
 )
@@ -258,7 +258,7 @@ def test_half_a_hello_from_thousands(manager: zagent.AgentLoopManager, stack: Ex
     before = callers_left(manager)
     for _ in range(HALVES):
         with RawPeer(manager.endpoint).shake_hands(b"d" + os.urandom(8)) as half:
-            half.send(said(Hello("", "", 0, 0, "", "0"), {}))
+            half.send(said(Hello("", "", 0, 0, "", __version__), {}))
     whole = Caller(manager.endpoint, stack).welcomed()
     whole.data.send(said(whole.call(1)))
     assert type(whole.answer(whole.data)[0]) is Reply

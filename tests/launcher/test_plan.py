@@ -260,3 +260,12 @@ def test_rows_that_just_fit_and_unknown_contexts_pass() -> None:
     assert make(context=2048).workers[0].settings["context_length"] == 2048
     assert make(context=None).workers[0].settings["context_length"] is None
     assert make("engine.kind=sim", context=10).workers[0].settings["context_length"] == 131_072
+
+
+def test_only_engines_run_under_another_interpreter() -> None:
+    """Real and simulated ones; workers and broker stay with the launcher."""
+    for kind in ("sglang", "sim"):
+        made = make("engine.python=/env/bin/python", f"engine.kind={kind}")
+        assert {engine.python for engine in made.engines} == {"/env/bin/python"}
+        assert {child.python for child in (made.broker, *made.workers)} == {""}
+        assert {engine.python for engine in make(f"engine.kind={kind}").engines} == {""}

@@ -195,3 +195,11 @@ def test_a_class_takes_nothing_from_the_policy() -> None:
     """Neither GPUs nor memory are set aside."""
     assert devices(make(ACTOR, on=machine(gpus=2)).engines) == ["0", "1"]
     assert len(make(ACTOR, on=machine(memory_gb=10.1)).engines) == 2
+
+
+def test_a_judges_engines_follow_the_policys_interpreter() -> None:
+    """Unless they have their own; classes stay with the launcher."""
+    made = make(ACTOR, JUDGE, "engine.python=/env/bin/python", "engine.count=1")
+    assert {spec.name: spec.python for spec in made.services} == {"box-0": "", "judge-0": "/env/bin/python"}
+    own = make(JUDGE, "engine.python=/env/bin/python", "engine.count=1", "services.judge.engine.python=/own/python")
+    assert [spec.python for spec in own.services] == ["/own/python"]

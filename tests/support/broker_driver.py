@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zagent import __version__
 from zagent.broker.core import BrokerCore
 from zagent.broker.pool import Member
 from zagent.broker.record import Assignment
@@ -114,13 +115,13 @@ class Driver:
             [self.id(call), self.attempts.get(call, 1), session, "generate", running] for call, session, running in held
         ]
         facts = {**(facts or {}), "held": listed} if listed else facts
-        made = self.hello(nonce, Hello(pool, name, epoch, credits, SECRET, "0"), facts)
+        made = self.hello(nonce, Hello(pool, name, epoch, credits, SECRET, __version__), facts)
         assert type(made[0].message).__name__ == "Welcome", made
         return nonce
 
     def caller(self, name: str = "caller", secret: str = "") -> bytes:
         nonce = nonce_of(name)
-        self.hello(nonce, Hello("", name, 0, 0, secret, "0"))
+        self.hello(nonce, Hello("", name, 0, 0, secret, __version__))
         return nonce
 
     def launcher(self) -> bytes:

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from zagent.tiny.arithmetic import answer_of
+
 NUMBER = 3
 
 
@@ -41,3 +43,8 @@ async def by_truth_async(data_source: str, solution_str: str, ground_truth: Any,
 
 def needs_more(solution_str: str, answer: str) -> float:
     return float(solution_str == answer)
+
+
+def by_number(ground_truth: str, messages: list[dict[str, Any]]) -> float:
+    """Whether the last answer is that number."""
+    return float(answer_of(str(messages[-1]["content"])) == int(ground_truth))

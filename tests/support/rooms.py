@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -129,6 +130,23 @@ def telling(settings: Mapping[str, Any], ready: Ready) -> None:
             ),
         }
     )
+    _serve(ended)
+
+
+def placed(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Reports where it runs, and what it finds there."""
+    ended = _arm()
+    programs = os.environ["PATH"].split(os.pathsep)[0]
+    ready({"executable": sys.executable, "prefix": sys.prefix, "path": sys.path, "programs": programs})
+    _serve(ended)
+
+
+def leaking(settings: Mapping[str, Any], ready: Ready) -> None:
+    """Makes a semaphore that it will not remove; reports its name, and the children that this took."""
+    ended = _arm()
+    semaphore: Any = multiprocessing.get_context("spawn").Semaphore()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    ready({"semaphore": semaphore._semlock.name, "children": children})
     _serve(ended)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import sys
 from typing import Any
 
 from cachetools import LRUCache
 
+from zagent import __version__
 from zagent.broker.pool import Caller, Member, Pool, State
-from zagent.errors import ProtocolError
+from zagent.errors import ProtocolError, VersionMismatch
 from zagent.wire.messages import Hello
 
 #: First byte of a lane's identity (zagent/client/link.py); the rest is the peer's nonce.
@@ -40,7 +42,7 @@ class Roster:
         """One lane's hello, of a peer that is not here; the peer (a member, if it names a pool) once both have spoken.
 
         Raises:
-            ProtocolError: refused; the text says why.
+            ProtocolError: refused; the text says why. `VersionMismatch`: another version of zagent.
         """
         lane, nonce = sender[:1], sender[1:]
         if lane not in (DATA, CONTROL):
@@ -61,6 +63,11 @@ class Roster:
         return caller
 
     def _check(self, hello: Hello) -> None:
+        if hello.package != __version__:
+            raise VersionMismatch(
+                f"{hello.name or 'a caller'} has zagent {hello.package} under {hello.python}, this cluster zagent "
+                f"{__version__} under {sys.executable}: install the same version in both"
+            )
         if not hello.pool:
             return
         if hello.pool not in self._pools:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ LOOK_S = 1.0
 SILENT_LOOKS = 5
 #: Looks between hellos that are not answered.
 REPEAT_LOOKS = 2
+#: Characters of an interpreter's path that a hello tells: the broker reads no long headers of strangers.
+PYTHON_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,9 @@ class Link:
         self.greeting, self._greeted = True, 0
         me = self.identity
         which = (self.incarnation, self._connection)
-        hello = Hello(me.pool, me.name, me.epoch, me.credits, me.secret, __version__, *which)
+        hello = Hello(
+            me.pool, me.name, me.epoch, me.credits, me.secret, __version__, *which, sys.executable[-PYTHON_MAX:]
+        )
         frames = [encode_header(hello), *encode_body(self.hello_facts())]
         for lane in (self._data, self._control):
             lane.send(frames)

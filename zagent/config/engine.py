@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -82,6 +83,9 @@ class EngineConfig(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     #: Devices engines may use (indices or UUIDs, order kept); default: all that are visible.
     gpus: tuple[str, ...] | None = None
+    #: The interpreter of another environment to run the engines under: its `bin/python`. There sglang and this version
+    #: of zagent are installed; here sglang need not be. Of a service's engines: by default the policy's.
+    python: str | None = Field(None, min_length=1)
     #: Passed to SGLang's ServerArgs as they are.
     args: dict[str, Any] = Field(default_factory=dict)
     #: Calls one engine is given at once; SGLang batches and queues among them.
@@ -108,6 +112,12 @@ class EngineConfig(Section):
     @classmethod
     def _names(cls, value: Any) -> Any:
         return [str(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    @field_validator("python")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        """Relative paths are the caller's. Not resolved: an environment's interpreter is a link out of it."""
+        return None if value is None else os.path.abspath(os.path.expanduser(value))
 
     @field_validator("count")
     @classmethod

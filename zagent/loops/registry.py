@@ -28,6 +28,8 @@ BUILT_IN = {
 }
 
 _REGISTRY: dict[str, Callable[..., Any]] = {}
+#: Base classes of other frameworks' loops, and what makes one of ours of them.
+_ADOPTED: dict[type, Callable[[Callable[..., Any], Mapping[str, Any]], Any]] = {}
 
 
 def register(name: str) -> Callable[[Loop], Loop]:
@@ -38,6 +40,11 @@ def register(name: str) -> Callable[[Loop], Loop]:
         return cls
 
     return decorate
+
+
+def adopt(base: type, build: Callable[[Callable[..., Any], Mapping[str, Any]], Any]) -> None:
+    """Loops whose classes derive from ``base``, of another framework, are made by ``build(factory, keywords)``."""
+    _ADOPTED[base] = build
 
 
 def register_file(path: str | os.PathLike[str]) -> None:
@@ -86,6 +93,10 @@ def find_loop(name: str) -> Callable[..., Any]:
 def build_loop(name: str, keywords: Mapping[str, Any]) -> Any:
     """An instance of the loop ``name`` with those of ``keywords`` that its constructor takes."""
     factory = find_loop(name)
+    cls = factory.func if isinstance(factory, partial) else factory
+    for base, build in _ADOPTED.items():
+        if isinstance(cls, type) and issubclass(cls, base):
+            return build(factory, keywords)
     return factory(**accepted(factory, keywords))
 
 

@@ -84,11 +84,12 @@ class Hello(NamedTuple):
     epoch: int  #: the launcher's spawn count of that member
     credits: int  #: calls it takes at once
     secret: str  #: the launcher's join secret; members and the launcher only
-    package: str  #: version of zagent, for the error text
+    package: str  #: version of zagent: members of a cluster have the same
     incarnation: int = 0  #: of the broker that welcomed the peer last
     #: Which of the link's connections speaks, counted. The broker of that incarnation, if it knows the peer by another
     #: one, forgets it first: with that connection all was lost that was under way.
     connection: int = 0
+    python: str = ""  #: the interpreter it runs under, for the error text
 
 
 class Welcome(NamedTuple):
