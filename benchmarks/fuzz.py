@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import msgpack
 import numpy as np
 
+from zagent import __version__
 from zagent.wire.codec import MAX_ARRAYS, MAX_HEADER, encode_body
 from zagent.wire.messages import KINDS, WIRE_VERSION, Call, Hello, Message
 
@@ -30,7 +31,8 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "epoch": [0, 1, 2, 99, -1, 2**63],
     "credits": [1, 512, 0, -1, 2**63],
     "secret": ["", "guessed", "s" * 64],
-    "package": ["0", "", "0.1.0"],
+    "package": [__version__, __version__, __version__, "0"],
+    "python": ["", "/usr/bin/python3"],
     "reason": ["", "so it is", "r" * 1000],
     "version": [0, 1, -1, 2**63],
     "weights": ["", "/nowhere", "w" * 5000],
