@@ -347,8 +347,9 @@ def test_routed_experts_are_there_for_the_whole_answer(directory: str) -> None:
 
 @pytest.mark.parametrize("mode", ["in_place", "abort"])
 def test_what_is_told_on_the_way_has_no_gap_at_a_halt(directory: str, mode: PauseMode) -> None:
-    """Frozen after 25 tokens, told of by tens: what comes after the change begins where the last piece ended, each piece
-    with its own version, and the last tokens come with the answer alone. Broken off, the last ones are not told of."""
+    """Frozen after 25 tokens, told of by tens: what comes after the change begins where the last piece ended, each
+    piece with its own version, and the last tokens come with the answer alone. Broken off, the last ones are not told
+    of."""
 
     async def main() -> tuple[TokenOutput, list[TokenOutput]]:
         engine = await started(checkpoint_tokens=10, **SPEEDS)
