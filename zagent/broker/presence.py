@@ -12,7 +12,7 @@ from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.roster import Roster
 from zagent.errors import DecodeError, ProtocolError
 from zagent.wire.codec import decode_body, encode_body, encode_header
-from zagent.wire.messages import Exited, Goodbye, Health, Hello, Outdated, Pulse, Welcome
+from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Pulse, Welcome
 
 #: Seconds between two pulses to every peer.
 PULSE_S = 1.0
@@ -206,9 +206,10 @@ class Presence:
         self._back(life, now)
 
     def remove(self, member: Member, now: float) -> None:
-        """It lives, but is wanted no more."""
+        """It lives, but is wanted no more, and hears so at its next hello."""
         self._dispatch.leases.stop_all(member)
         self._end(member, "it was removed", now, final=True)
+        self._send(member.control, [encode_header(HelloWanted())])
 
     def unreachable(self, to: bytes, now: float) -> None:
         """A message could not be delivered: the peer is gone. If it was a member, who had its calls is told later, when
