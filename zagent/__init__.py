@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from zagent.loops.tools import ToolResponse as ToolResponse
     from zagent.loops.tools import tool as tool
     from zagent.service.base import idempotent as idempotent
+    from zagent.trainer.check import LogprobCheck as LogprobCheck
+    from zagent.trainer.check import check_logprobs as check_logprobs
     from zagent.trainer.collate import collate as collate
     from zagent.trainer.manager import AgentLoopManager as AgentLoopManager
     from zagent.trainer.rows import get_trajectory_info as get_trajectory_info
@@ -51,6 +53,7 @@ _HOME = {
     "BaseTool": "zagent.loops.tools",
     "Config": "zagent.config",
     "DataProto": "zagent.data_proto",
+    "LogprobCheck": "zagent.trainer.check",
     "MultiTurnLoop": "zagent.loops.multi_turn",
     "FunctionCall": "zagent.loops.parsers",
     "Outcome": "zagent.types",
@@ -60,6 +63,7 @@ _HOME = {
     "Tracer": "zagent.worker.trace",
     "ToolContext": "zagent.loops.tools",
     "ToolResponse": "zagent.loops.tools",
+    "check_logprobs": "zagent.trainer.check",
     "collate": "zagent.trainer.collate",
     "get_trajectory_info": "zagent.trainer.rows",
     "idempotent": "zagent.service.base",
