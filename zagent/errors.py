@@ -106,7 +106,7 @@ class RewardError(CallerError):
 
 
 class LogprobMismatch(CallerError):
-    """The engines' log-probabilities of a batch are not those of the trainer's model; says what `check_logprobs` found."""
+    """The engines' log-probabilities of a batch are not the trainer's; says what `check_logprobs` found."""
 
 
 class TransientError(ZagentError):

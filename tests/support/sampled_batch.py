@@ -38,7 +38,7 @@ def after_a_step(model: Any, rate: float = 1e-2) -> Any:
     directions = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weight in moved.parameters():
-            weight += rate * (torch.randint(0, 2, weight.shape, generator=directions) * 2 - 1)
+            weight.add_(torch.randint(0, 2, weight.shape, generator=directions) * 2 - 1, alpha=rate)
     return moved
 
 

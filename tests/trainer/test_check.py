@@ -115,7 +115,8 @@ def test_older_rows_of_another_version_are_not_held_against_the_newest(model: An
     check = check_logprobs(collate(rows, prompt_length=PROMPT, response_length=RESPONSE), trained)
     assert check.ok
     assert check.rows == 8
-    assert check.by_version[8].max_difference < 1e-4 < 1e-3 < check.by_version[7].mean_difference
+    assert check.by_version[8].max_difference < 1e-4
+    assert check.by_version[7].mean_difference > 1e-3
     assert "version 7" in str(check)
     assert check.total.tokens == sum(one.tokens for one in check.by_version.values())
 

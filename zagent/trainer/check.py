@@ -40,9 +40,16 @@ class LogprobStatistics:
         """Of ``differences`` d, float [tokens]; of no tokens, those of perfect agreement."""
         d = differences.double() if len(differences) else torch.zeros(1, dtype=torch.float64)
         ratio, distance = d.exp(), d.abs()
-        outside = (~(distance <= tolerance)).double().mean()  # NaN is outside, too
-        values = (distance.mean(), distance.max(), ratio.mean(), ratio.std(correction=0), ratio.min(), ratio.max())
-        return cls(len(differences), *(float(value) for value in values), float(outside))
+        return cls(
+            tokens=len(differences),
+            mean_difference=float(distance.mean()),
+            max_difference=float(distance.max()),
+            ratio_mean=float(ratio.mean()),
+            ratio_std=float(ratio.std(correction=0)),
+            ratio_min=float(ratio.min()),
+            ratio_max=float(ratio.max()),
+            outside=float((~(distance <= tolerance)).double().mean()),  # NaN is outside, too
+        )
 
     def __str__(self) -> str:
         return (
@@ -147,7 +154,7 @@ class _Compared:
     tolerance: float
 
     def report(self) -> LogprobCheck:
-        found = [int(version) for version in self.versions[self.sampled].unique()]
+        found = sorted(set(self.versions[self.sampled].tolist()))
         judged = self._judged(found)
         differences = self.trainers - self.engines
         means = _row_means(differences.abs(), judged)
@@ -183,10 +190,10 @@ class _Compared:
         others = [one for one in found if one not in (self.version, UNKNOWN)]
         if self.version is None or not others:
             return
-        count = int(torch.isin(self.versions[self.sampled], torch.tensor(others)).sum())
+        count, total = int(torch.isin(self.versions[self.sampled], torch.tensor(others)).sum()), int(self.sampled.sum())
         yield (
-            f"{count} of {int(self.sampled.sum())} tokens were sampled by weight version {', '.join(map(str, others))}, "
-            f"not {self.version}: weights that were not pushed, or not to every engine"
+            f"{count} of {total} tokens were sampled by weight version {', '.join(map(str, others))}, not "
+            f"{self.version}: weights that were not pushed, or not to every engine"
         )
 
     def _disagreement(
