@@ -24,6 +24,7 @@ PROMISED = [
     "DataProto",
     "FunctionCall",
     "LogprobCheck",
+    "LogprobStatistics",
     "MultiTurnLoop",
     "Outcome",
     "ParsedTurn",

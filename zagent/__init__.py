@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zagent.loops.tools import tool as tool
     from zagent.service.base import idempotent as idempotent
     from zagent.trainer.check import LogprobCheck as LogprobCheck
+    from zagent.trainer.check import LogprobStatistics as LogprobStatistics
     from zagent.trainer.check import check_logprobs as check_logprobs
     from zagent.trainer.collate import collate as collate
     from zagent.trainer.manager import AgentLoopManager as AgentLoopManager
@@ -54,6 +55,7 @@ _HOME = {
     "Config": "zagent.config",
     "DataProto": "zagent.data_proto",
     "LogprobCheck": "zagent.trainer.check",
+    "LogprobStatistics": "zagent.trainer.check",
     "MultiTurnLoop": "zagent.loops.multi_turn",
     "FunctionCall": "zagent.loops.parsers",
     "Outcome": "zagent.types",
