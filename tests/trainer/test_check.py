@@ -121,6 +121,18 @@ def test_older_rows_of_another_version_are_not_held_against_the_newest(model: An
     assert check.total.tokens == sum(one.tokens for one in check.by_version.values())
 
 
+def test_a_row_that_saw_an_update_is_not_judged(model: Any) -> None:
+    """Its later tokens may rest on a cache of the older weights, as they do after an update in place."""
+    trained = after_a_step(model)
+    row = outcome(0, model, version=8)
+    assert row.output is not None
+    row.output.extra_fields["rollout_versions"][0] = 7
+    check = check_logprobs(collate([row, outcome(1, trained, version=8)]), trained)
+    assert check.ok
+    assert check.rows == 1
+    assert check.by_version[8].mean_difference > 1e-3
+
+
 def test_failed_rows_are_passed_over(model: Any) -> None:
     """All padding: neither tokens nor a NaN."""
     rows = [failed(0), *(outcome(i, model) for i in range(1, 4))]
