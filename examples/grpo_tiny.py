@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from calculator import rows_of
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 import zagent
 from zagent.models import resolve
@@ -169,14 +170,15 @@ def train(manager: zagent.AgentLoopManager, options: argparse.Namespace) -> dict
     model = AutoModelForCausalLM.from_pretrained(resolve(options.model), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.0)
     unseen = questions(UNSEEN_SEED, options.unseen)
+    # Trained on what older weights have sampled, the model is of the engines' mind only before its first step.
+    checked = range(0, options.steps, options.check_every) if options.mode == "sync" else [0]
     before, steps = accuracy(manager, unseen), []
     asked_at = time.perf_counter()
     for batch in MODES[options.mode](manager, new_prompts(options, unseen), model, options.samples):
         began = time.perf_counter()
-        if options.mode == "sync" and len(steps) % options.check_every == 0:
-            zagent.check_logprobs(batch, model, version=manager.version).raise_for_problems()
-        elif not steps:  # the other modes are of the trainer's mind only before the first step
-            zagent.check_logprobs(batch, model).raise_for_problems()
+        if options.engine == "sglang" and len(steps) in checked:
+            version = manager.version if options.mode == "sync" else None
+            zagent.check_logprobs(batch, model, version=version).raise_for_problems()
         reward = float(batch.batch["rm_scores"].sum(dim=1).mean())
         ratios = train_step(model, optimizer, batch, options.samples)
         ended = time.perf_counter()
@@ -231,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/grpo_tiny"))
     parser.add_argument("overrides", nargs="*", help="key=value of zagent's configuration")
     options = parser.parse_args(arguments)
+    logging.disable_progress_bar()
     with zagent.AgentLoopManager.launch(config_of(options)) as manager:
         found = train(manager, options)
     options.out.mkdir(parents=True, exist_ok=True)
