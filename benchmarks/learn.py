@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ class Run:
     @property
     def name(self) -> str:
         return f"{self.mode}, seed {self.seed}"
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Seconds of a step in the middle: waiting for the batch, and training on it."""
+        waited, trained = (statistics.median(step[key] for step in self.steps) for key in ("waited_s", "trained_s"))
+        return waited, trained
 
     @property
     def gain(self) -> float:
@@ -82,7 +88,7 @@ def table(runs: Sequence[Run]) -> str:
     ]
     for one in runs:
         rewards = smoothed([step["reward"] for step in one.steps])
-        waited, trained = (statistics.median(step[key] for step in one.steps) for key in ("waited_s", "trained_s"))
+        waited, trained = one.times
         lines.append(
             f"| {one.name} | {one.before:.1%} | {one.after:.1%} | {100 * one.gain:+.1f} | {rewards[0]:.2f} → "
             f"{rewards[-1]:.2f} | {len(one.steps)} | {waited + trained:.1f} ({waited:.1f}, {trained:.1f}) | "
@@ -90,6 +96,21 @@ def table(runs: Sequence[Run]) -> str:
         )
     complaints = [f"NOT as it should be: {one.name} {text}" for one in runs for text in one.complaints()]
     return "\n".join(lines + ([""] if complaints else []) + complaints)
+
+
+def comparison(runs: Sequence[Run]) -> Iterator[str]:
+    """For each run whose seed has run in `sync`, too: how much of the shorter of generation and training was hidden."""
+    in_turns = {one.seed: one for one in runs if one.mode == "sync"}
+    for one in runs:
+        if one.mode == "sync" or one.seed not in in_turns:
+            continue
+        generation, training = in_turns[one.seed].times
+        before, now = generation + training, sum(one.times)
+        hidden = (before - now) / min(generation, training)
+        yield (
+            f"{one.name}: a step takes {now:.1f} s, in turns {before:.1f} s: {hidden:.0%} of the shorter of "
+            f"generation ({generation:.1f} s) and training ({training:.1f} s) is hidden"
+        )
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -116,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/learn"), help="(outputs/learn)")
     options, arguments = parser.parse_known_args(argv)
     runs = [run(mode, seed, options.out, arguments) for mode in options.modes for seed in options.seeds]
-    print(table(runs))
+    print(table(runs), *comparison(runs), sep="\n")
     print(f"\n{machine()}.")
     plot(runs, options.out / "reward.png")
     return int(any(one.complaints() for one in runs))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import learn
-from benchmarks.learn import Run, smoothed, table
+from benchmarks.learn import Run, comparison, smoothed, table
 
 STEPS = [{"reward": 0.5 + i / 100, "ratio_mean": 1.0001, "waited_s": 4.0, "trained_s": 2.0} for i in range(20)]
 GOOD = Run("sync", 1, 600.0, 0.67, 0.83, STEPS)
@@ -40,6 +40,16 @@ def test_the_table_has_a_line_per_run() -> None:
     """Accuracy, gain, the reward's first and last ten steps, seconds, minutes."""
     assert table([GOOD]).splitlines()[2:] == [
         "| sync, seed 1 | 67.0% | 83.0% | +16.0 | 0.55 → 0.65 | 20 | 6.0 (4.0, 2.0) | 10.0 |"
+    ]
+
+
+def test_modes_are_compared_with_taking_turns() -> None:
+    """By the medians of a step, for seeds that have run in both."""
+    steps = [{**step, "waited_s": 2.2} for step in STEPS]
+    runs = [GOOD, replace(GOOD, mode="one_step_off", steps=steps), replace(GOOD, mode="fully_async", seed=9)]
+    assert list(comparison(runs)) == [
+        "one_step_off, seed 1: a step takes 4.2 s, in turns 6.0 s: 90% of the shorter of generation (4.0 s) and "
+        "training (2.0 s) is hidden"
     ]
 
 
