@@ -153,7 +153,7 @@ def _files(directory: Path) -> list[Path]:
     """Those of the index, where there is one: beside them may lie the same weights in other people's form."""
     try:
         index = json.loads((directory / "model.safetensors.index.json").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return sorted(directory.glob("*.safetensors"))
     return sorted({directory / name for name in index["weight_map"].values()})
 
