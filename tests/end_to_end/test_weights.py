@@ -80,8 +80,9 @@ def all_serve(manager: zagent.AgentLoopManager, version: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_update_while_rows_run(mode: Any, manager: zagent.AgentLoopManager) -> None:
-    """48 rows, of which engines take 32 at once: all of them whole, each token says which weights sampled it, and so do the row's lowest and highest
-    version. Only where calls go on do some rows have both; those that come later have the new ones."""
+    """48 rows, of which engines take 32 at once: all of them whole, each token says which weights sampled it, and so
+    do the row's lowest and highest version. Only where calls go on do some rows have both; those that come later have
+    the new ones."""
     before = manager.version
     rows = Rows(manager, 48)
     done = manager.update_weights(tensors(), mode=mode)
