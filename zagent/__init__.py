@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from zagent.loops.tools import ToolResponse as ToolResponse
     from zagent.loops.tools import tool as tool
     from zagent.service.base import idempotent as idempotent
+    from zagent.trainer.check import LogprobCheck as LogprobCheck
+    from zagent.trainer.check import LogprobStatistics as LogprobStatistics
+    from zagent.trainer.check import check_logprobs as check_logprobs
     from zagent.trainer.collate import collate as collate
     from zagent.trainer.fully_async import FullyAsyncAgentLoopManager as FullyAsyncAgentLoopManager
     from zagent.trainer.groups import zero_variance as zero_variance
@@ -54,6 +57,8 @@ _HOME = {
     "BaseTool": "zagent.loops.tools",
     "Config": "zagent.config",
     "DataProto": "zagent.data_proto",
+    "LogprobCheck": "zagent.trainer.check",
+    "LogprobStatistics": "zagent.trainer.check",
     "MultiTurnLoop": "zagent.loops.multi_turn",
     "FullyAsyncAgentLoopManager": "zagent.trainer.fully_async",
     "FunctionCall": "zagent.loops.parsers",
@@ -65,6 +70,7 @@ _HOME = {
     "Tracer": "zagent.worker.trace",
     "ToolContext": "zagent.loops.tools",
     "ToolResponse": "zagent.loops.tools",
+    "check_logprobs": "zagent.trainer.check",
     "collate": "zagent.trainer.collate",
     "get_trajectory_info": "zagent.trainer.rows",
     "idempotent": "zagent.service.base",

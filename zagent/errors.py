@@ -13,7 +13,8 @@
     │   ├── UnknownService          no service of that name (a KeyError, too)
     │   ├── LoopError               an agent loop raised or returned something unusable
     │   │   └── TemplateError           a chat template that cannot do what the loop needs
-    │   └── RewardError             a reward function raised, took too long or gave no finite number
+    │   ├── RewardError             a reward function raised, took too long or gave no finite number
+    │   └── LogprobMismatch         a batch that was not sampled from the trainer's model as it is
     ├── TransientError          somebody else's fault; tried again elsewhere, if `repeatable`
     │   ├── MemberLost              the member that had the call is gone
     │   ├── Refused                 the member is leaving and took nothing on
@@ -102,6 +103,10 @@ class TemplateError(LoopError):
 
 class RewardError(CallerError):
     """A reward function raised, took too long or gave something that is no finite number."""
+
+
+class LogprobMismatch(CallerError):
+    """The engines' log-probabilities of a batch are not the trainer's; says what `check_logprobs` found."""
 
 
 class TransientError(ZagentError):

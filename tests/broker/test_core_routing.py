@@ -8,7 +8,7 @@ import pytest
 
 from support.broker_driver import Driver, driver, name_of, nonce_of, served_by
 from zagent.errors import CallerError, DeadlineExceeded, MemberLost, Overloaded
-from zagent.wire.messages import Call, Failure
+from zagent.wire.messages import Call, Cancel, Failure, HelloWanted
 
 
 def started(members: int = 4, credits: int = 1000, **core: object) -> tuple[Driver, bytes, list[bytes]]:
@@ -278,7 +278,10 @@ def test_removing_a_busy_member_answers_its_calls() -> None:
     sent = d.take()
     lost = [s for s in sent if isinstance(s.message, Failure)]
     assert [(s.message.call, type(s.error)) for s in lost] == [(b"1", MemberLost)]
-    assert [s.message.call for s in sent if s.to == b"c" + m0] == [b"1"], "it lives, and is told to stop"
+    told = [s.message for s in sent if s.to == b"c" + m0]
+    assert [type(message) for message in told] == [Cancel, HelloWanted], "it lives, and is told to stop"
+    assert told[0].call == b"1"
+    assert d.broker(caller, "status")["pools"]["engine"]["m0"]["state"] == "dead"
     d.join("m0", epoch=2)
     assert {served_by(d.call(caller, b"n%d" % i)) for i in range(2)} == {"m0", "m1"}
 

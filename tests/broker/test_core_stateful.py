@@ -1,4 +1,5 @@
-"""Any interleaving of events, restarts of the broker among them, leaves counts exact and every call answered once."""
+"""Any interleaving of events, restarts of the broker, closed gates and new weights among them, leaves counts exact and
+every call answered once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from zagent import __version__
 from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S
 from zagent.broker.routing import STICKY, Routing, routing
 from zagent.errors import MemberLost, PoisonedRequest, TransientError
-from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Pulse, Reply
+from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Outdated, Pulse, Reply
 
 NAMES = ("m0", "m1", "m2")
 index = st.integers(0, 50)
@@ -51,6 +52,8 @@ class Twin:
     name: str
     epoch: int
     credits: int
+    version: int = 0  #: of its weights
+    outdated: int = 0  #: the version that it was told to load
     known: bool = False  #: the broker knows it; if not, answers wait for the next welcome
     deaf: bool = False  #: the next message to it cannot be delivered
     draining: bool = False
@@ -87,6 +90,8 @@ class Broker(RuleBasedStateMachine):
         self.blamed: set[Key] | None = None  # of a member that has just been reported gone
         self.reactions: list[Callable[[], object]] = []
         self.deaths: Counter[bytes] = Counter()  # at which each call was aboard
+        self.version = 0  #: the highest that the broker knows of
+        self.gates: set[bytes] = set()  #: callers who keep the gate closed
         self.once = False  #: the members' method must not run twice
         self.begun: Counter[bytes] = Counter()  # how often each call was, by whatever attempt
         self._new_caller()
@@ -120,6 +125,11 @@ class Broker(RuleBasedStateMachine):
                 self._cancelled((message.call, message.attempt), twin)
             elif isinstance(message, (Reply, Failure)):
                 self._answered(sent)
+            elif isinstance(message, Outdated):
+                assert twin is not None
+                assert twin.version < message.version == self.version, "nothing new"
+                assert not self.gates, "told to load while somebody else brings weights"
+                twin.outdated = message.version
             elif isinstance(message, Pulse) and twin is not None:
                 twin.kept = {key: pulses + 1 for key, pulses in twin.kept.items() if pulses < 1}
         while self.reactions:
@@ -144,7 +154,10 @@ class Broker(RuleBasedStateMachine):
         if key in self.leased:
             assert self.leased[key] == twin.nonce and held, "given twice"
         else:
-            assert held or asked.fields["member"] or not (twin.draining or twin.slow), "given to one that is spared"
+            directed = held or asked.fields["member"]
+            assert directed or not (twin.draining or twin.slow), "given to one that is spared"
+            assert directed or not self.gates, "past a closed gate"
+            assert directed or twin.version == self.version, "given to one with old weights"
             self.leased[key] = twin.nonce
             if sent.to[:1] == b"c":
                 self.directed.add(key)
@@ -195,12 +208,15 @@ class Broker(RuleBasedStateMachine):
         twins = [twin for twin in self.twins.values() if twin.known is known]
         return twins[i % len(twins)] if twins else None
 
-    @rule(name=st.sampled_from(NAMES), credits=st.integers(1, 3))
-    def hello(self, name: str, credits: int) -> None:
-        """A new life, also while the former one still counts as live."""
+    @rule(name=st.sampled_from(NAMES), credits=st.integers(1, 3), weights=st.sampled_from(["first", "latest", "new"]))
+    def hello(self, name: str, credits: int, weights: str = "latest") -> None:
+        """A new life, also while the former one still counts as live; what that had may go to others before they hear
+        of new weights."""
         self.epochs[name] += 1
-        self._gone(nonce_of(name, self.epochs[name] - 1))
-        twin = Twin(name, self.epochs[name], credits)
+        former = nonce_of(name, self.epochs[name] - 1)
+        version = {"first": 0, "latest": self.version, "new": self.version + (former not in self.twins)}[weights]
+        self._gone(former)
+        twin = Twin(name, self.epochs[name], credits, version)
         self.twins[twin.nonce] = twin
         self._join(twin)
 
@@ -214,7 +230,8 @@ class Broker(RuleBasedStateMachine):
 
     def _join(self, twin: Twin) -> None:
         self._explained(twin.nonce)
-        twin.known, twin.deaf, twin.draining, twin.stray = True, False, False, set()
+        twin.known, twin.deaf, twin.draining, twin.stray, twin.outdated = True, False, False, set(), 0
+        self.version = max(self.version, twin.version)
         for key in twin.running:
             if key in self.leased:
                 twin.stray.add(key)
@@ -222,12 +239,15 @@ class Broker(RuleBasedStateMachine):
                 self.leased[key] = twin.nonce
         held = [[*self.d.key(*key), session, "generate", True] for key, session in twin.running.items()]
         held += [[*self.d.key(*key), self.calls[key].fields["session"], "generate", False] for key in twin.kept]
-        hello = Hello("engine", twin.name, twin.epoch, twin.credits, SECRET, __version__)
-        self.d.hello(twin.nonce, hello, {"held": held, **({"idempotent": []} if self.once else {})})
-        self._follow()
+        self._hello(twin, held=held, **({"idempotent": []} if self.once else {}))
         for key in twin.outbox:
             self._send_answer(twin, key)
         twin.outbox = []
+
+    def _hello(self, twin: Twin, **facts: Any) -> None:
+        hello = Hello("engine", twin.name, twin.epoch, twin.credits, SECRET, __version__, self.d.core.incarnation)
+        self.d.hello(twin.nonce, hello, {"version": twin.version, "weights": f"/{twin.version}", **facts})
+        self._follow()
 
     def _send_answer(self, twin: Twin, key: Key, error: Exception | None = None, *, accepted: bool = True) -> None:
         """A kept one again, or one just made."""
@@ -353,6 +373,50 @@ class Broker(RuleBasedStateMachine):
             self.d.health(self.launcher, twin.name, twin.epoch, slow=slow)
             self._follow()
 
+    # ---- gates and weights ------------------------------------------------------------------------------------------
+
+    @rule(who=index, closed=st.booleans())
+    @precondition(lambda self: self.callers)
+    def gate(self, who: int, closed: bool) -> None:
+        """A caller closes the gate, or lets it go."""
+        caller = self.callers[who % len(self.callers)]
+        (self.gates.add if closed else self.gates.discard)(caller)
+        self._order(caller, "close_gate" if closed else "open_gate", "engine")
+
+    @rule(i=index, ahead=st.sampled_from([0, 0, 0, 1]))
+    def renew(self, i: int, ahead: int) -> None:
+        """A member has loaded the latest weights, or some that nobody has heard of."""
+        twin = self._twin(i)
+        if twin is not None and not twin.deaf:
+            twin.version = self.version = self.version + ahead
+            self._hello(twin)
+
+    @rule(who=index, ahead=st.sampled_from([0, 1]))
+    @precondition(lambda self: self.callers)
+    def new_weights(self, who: int, ahead: int) -> None:
+        """A trainer says that there are some."""
+        self.version += ahead
+        self._order(self.callers[who % len(self.callers)], "set_version", ["engine", self.version, f"/{self.version}"])
+
+    @rule(i=index, who=index, count=st.integers(1, 4))
+    @precondition(lambda self: self.callers)
+    def update(self, i: int, who: int, count: int) -> None:
+        """All of it: behind the gate some calls come, members load new weights one by one, it opens again."""
+        self.gate(who, closed=True)
+        self.call(count, who, "ab"[count % 2], -1, i % 3, group="")
+        self._busy_answers(i)
+        self.renew(i, 1)
+        for number in range(count):
+            self.renew(number, 0)
+        if self.callers:
+            self.gate(who, closed=False)
+
+    def _order(self, caller: bytes, method: str, argument: Any) -> None:
+        self.calls[b"own", 1] = Asked(caller, {})
+        self.d.broker(caller, method, argument)
+        self._follow()
+        del self.calls[b"own", 1]
+
     # ---- callers ----------------------------------------------------------------------------------------------------
 
     @rule()
@@ -423,6 +487,7 @@ class Broker(RuleBasedStateMachine):
     @precondition(lambda self: len(self.callers) > 2)
     def caller_gone(self, i: int) -> None:
         caller = self.callers.pop(i % len(self.callers))
+        self.gates.discard(caller)
         for key in [key for key, asked in self.calls.items() if asked.caller == caller and asked.open]:
             self._give_up(key)
         self.d.goodbye(caller)
@@ -433,6 +498,7 @@ class Broker(RuleBasedStateMachine):
     def caller_out_of_sight(self, i: int) -> None:
         """The broker gives its calls up; when it is back, it sends them again as further attempts."""
         caller = self.callers.pop(i % len(self.callers))
+        self.gates.discard(caller)
         self.away.append(caller)
         for key in [key for key, asked in self.calls.items() if asked.caller == caller and asked.open]:
             self._give_up(key)
@@ -464,6 +530,7 @@ class Broker(RuleBasedStateMachine):
         self.d.restart(*[("engine", twin.name, twin.epoch) for twin in self.twins.values() if twin.known])
         self.d.launcher()
         self.leased, self.directed, self.out_of_reach = {}, set(), {}
+        self.version, self.gates = 0, set()
         self.away, self.callers = self.away + self.callers, []
         for twin in self.twins.values():
             twin.known = twin.deaf = False
@@ -512,6 +579,19 @@ class Broker(RuleBasedStateMachine):
                 assert (member.state == "draining") == twin.draining
 
     @invariant()
+    def who_is_behind_is_stale_and_knows_it(self) -> None:
+        """Unless somebody else brings the weights; all others are at the highest version there is."""
+        pool = self.d.core.pools["engine"]
+        assert (pool.version, pool.gates) == (self.version, self.gates)
+        for twin in self.twins.values():
+            state = self.d.member(twin.name).state if twin.known else ""
+            if state in ("ready", "slow"):
+                assert twin.version == self.version
+            elif state == "stale":
+                assert twin.version < self.version
+                assert self.gates or twin.deaf or twin.outdated == self.version
+
+    @invariant()
     def waiting_calls_are_the_models(self) -> None:
         """And what the broker knows of callers is what they wait for."""
         assert self.d.core.dispatch.pending == sum(map(self._waits, self.calls))
@@ -541,13 +621,18 @@ class Broker(RuleBasedStateMachine):
         assert len(self.d.core.pools["engine"].groups or ()) <= self.routing.groups
 
     def teardown(self) -> None:
-        """All come back and answer: then nothing is held, and every call that was not given up has its answer."""
+        """All come back, load the latest weights and answer: then nothing is held, and every call that was not given up
+        has its answer."""
         self.tick(PULSE_S)  # notices whom it does not reach
         while self.away:
             self._caller_back(0)
         while self._twin(0, known=False) is not None:
             self.rejoin(0)
         self.tick(CLAIM_S)
+        for number in range(len(self.twins)):
+            self.renew(number, 0)
+        while self.gates:
+            self.gate(self.callers.index(min(self.gates)), closed=False)
         self.hello("m0", 3)
         while any(twin.running for twin in self.twins.values()):
             self._busy_answers(0)

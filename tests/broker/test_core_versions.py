@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.broker_driver import SECRET, Driver, Sent, driver, served_by
+from support.broker_driver import SECRET, Driver, Sent, driver, given, nonce_of, served_by
 from zagent import __version__
 from zagent.broker.pool import State
 from zagent.errors import InvalidRequest
@@ -62,6 +62,25 @@ def test_who_comes_with_older_weights_is_told_where_the_newer_ones_lie() -> None
     assert reminded(d.take()) == {late: (5, "/weights/5")}
     says(d, late, "m1", 5, "/weights/5")
     assert states(d) == STATES
+
+
+def test_who_is_still_behind_is_told_of_each_newer_version_once() -> None:
+    """One that loads version 1 while version 2 comes hears of it, however it comes; and not again when it says that it
+    has version 1."""
+    d = driver()
+    caller, late = d.caller(), join(d, "m0")
+    d.broker(caller, "set_version", ["engine", 1, "/1"])
+    d.broker(caller, "set_version", ["engine", 1, "/1"])
+    assert [tuple(s.message) for s in d.take() if isinstance(s.message, Outdated)] == [(1, "/1")]
+    join(d, "m1", 2, "/2")
+    assert reminded(d.take()) == {late: (2, "/2")}
+    says(d, late, "m0", 1, "/1")
+    assert reminded(d.take()) == {}
+    d.broker(caller, "set_version", ["engine", 3, "/3"])
+    assert reminded(d.take())[late] == (3, "/3")
+    assert states(d) == {"m0": State.STALE, "m1": State.STALE}
+    says(d, late, "m0", 3, "/3")
+    assert states(d)["m0"] is State.READY
 
 
 def test_who_comes_with_newer_weights_leaves_the_others_behind() -> None:
@@ -218,6 +237,51 @@ def test_a_newcomer_waits_behind_the_gate_too() -> None:
     assert calls(d.take()) == []
     d.broker(trainer, "open_gate", "engine")
     assert calls(d.take()) == [b"2"]
+
+
+def test_a_gate_may_close_and_open_before_anybody_is_there() -> None:
+    """A new broker whose members are all dead: calls wait as they did, and go to the first that comes."""
+    d = driver()
+    caller, trainer = d.caller(), d.caller("trainer")
+    d.broker(trainer, "close_gate", "engine")
+    d.call(caller, b"1")
+    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", "engine")
+    d.take()
+    d.join("m0")
+    assert calls(d.take()) == [b"1"]
+
+
+def test_who_has_gone_while_the_gate_was_closed_changes_nothing() -> None:
+    """Its calls wait like others, and go to whoever is there when it opens; leases are given back."""
+    d = driver()
+    caller, trainer, _ = gated(d)
+    d.join("m1")
+    d.goodbye(nonce_of("m0", 1))
+    assert d.call(caller, b"1", "s", attempt=2) == []
+    d.take()
+    d.broker(trainer, "open_gate", "engine")
+    assert given(d.take()) == [(b"1", "m1")]
+    assert d.in_flight() == {"m0": 0, "m1": 1}
+
+
+def test_a_slow_member_behind_the_gate_gets_nothing_when_it_is_well_again() -> None:
+    """Whatever changes meanwhile: health, drain, other versions, an answer that makes room."""
+    d = driver()
+    caller, _, member = gated(d)
+    launcher = d.launcher()
+    for i in range(3):
+        d.call(caller, b"%d" % (i + 2), "s" if i else "")
+    d.take()
+    d.health(launcher, "m0", slow=True)
+    d.health(launcher, "m0", slow=False)
+    join(d, "m1", 1)
+    says(d, member, "m0", 1)
+    d.reply(member, b"1")
+    d.tick(5.0)
+    assert calls(d.take()) == []
+    assert states(d) == STATES
+    assert d.core.dispatch.pending == 3
 
 
 def test_a_suspect_waits_behind_the_gate_too() -> None:

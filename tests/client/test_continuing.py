@@ -29,10 +29,15 @@ class OneCall(Continuing):
         super().__init__(len(argument[0]), argument[1].get("max_new_tokens"))
         self._argument = argument
 
-    def renew(self) -> list[Any] | None:  # type: ignore[override]
-        renewed = super().renew(self._argument)
+    def renew(self, argument: Any = None) -> list[Any] | None:
+        renewed = super().renew(self._argument if argument is None else argument)
         self._argument = renewed or self._argument
         return renewed
+
+    def broken_off(self, output: TokenOutput) -> Any:
+        """As the client has it: the argument of each further call is made from the one of the last."""
+        self._argument = self.aborted(output, self._argument)
+        return self._argument
 
 
 def continuing(**params: Any) -> OneCall:
@@ -120,6 +125,98 @@ def test_the_limit_counts_over_all_attempts() -> None:
     assert call.renew() is None
     call.take(pack_piece(0, part([8])))
     assert call.renew()[1]["max_new_tokens"] == 1
+
+
+def test_a_call_that_was_broken_off_goes_on_from_all_its_tokens() -> None:
+    """Also from those that were not told of; again and again, with one limit over all. The caller's own are not
+    changed."""
+    params = {"max_new_tokens": 10, "temperature": 0.5}
+    call = OneCall([PROMPT, params, IMAGES, None])
+    call.take(pack_piece(0, part([5])))
+    ids, sent, images, videos = call.broken_off(part([5, 6, 7], stop_reason="abort"))
+    assert (ids.dtype, ids.tolist()) == (np.int32, [1, 2, 3, 5, 6, 7])
+    assert (sent, images, videos) == ({"max_new_tokens": 7, "temperature": 0.5}, IMAGES, None)
+    ids, sent, *_ = call.broken_off(part([8], [(4, 0, 1)], stop_reason="abort"))
+    assert (ids.tolist(), sent["max_new_tokens"]) == ([1, 2, 3, 5, 6, 7, 8], 6)
+    answer = call.whole(part([9], [(4, 0, 1)], stop_reason="length"))
+    assert (answer.token_ids.tolist(), answer.versions) == ([5, 6, 7, 8, 9], [(0, 0, 3), (4, 3, 5)])
+    assert answer.log_probs.tolist() == pytest.approx([-0.5, -0.6, -0.7, -0.8, -0.9])
+    assert (answer.stop_reason, params, PROMPT.tolist()) == (
+        "length",
+        {"max_new_tokens": 10, "temperature": 0.5},
+        [1, 2, 3],
+    )
+
+
+def test_losses_and_aborts_may_come_in_any_order() -> None:
+    """An engine is lost, its heir is told to stop, another one is lost: each begins where the last one was."""
+    call = continuing(max_new_tokens=9)
+    call.take(pack_piece(0, part([5])))
+    assert call.renew()[0].tolist() == [1, 2, 3, 5]
+    call.take(pack_piece(0, part([6])))
+    assert call.broken_off(part([6, 7], stop_reason="abort"))[0].tolist() == [1, 2, 3, 5, 6, 7]
+    call.take(pack_piece(0, part([8])))
+    ids, sent, *_ = call.renew()
+    assert (ids.tolist(), sent["max_new_tokens"]) == ([1, 2, 3, 5, 6, 7, 8], 5)
+    assert call.broken_off(part([], [], stop_reason="abort"))[0].tolist() == ids.tolist()
+    assert call.whole(part([9])).token_ids.tolist() == [5, 6, 7, 8, 9]
+
+
+def test_an_abort_without_a_token_changes_nothing() -> None:
+    """The same argument again; what pieces had told is in the answer, if at all."""
+    call = continuing(max_new_tokens=5)
+    first = [PROMPT, {"top_p": 0.5, "max_new_tokens": 5}, IMAGES, None]
+    assert call.aborted(part([], [], stop_reason="abort"), first) is first
+    assert call.whole(part([5])).token_ids.tolist() == [5]
+
+
+def test_an_abort_at_the_limit_leaves_nothing_to_sample() -> None:
+    """The engine is asked for 0 tokens, and says why the answer ends; ends and limits are its to judge."""
+    call = continuing(max_new_tokens=2)
+    assert call.broken_off(part([5, 6], stop_reason="abort"))[1]["max_new_tokens"] == 0
+    answer = call.whole(part([], [], stop_reason="length"))
+    assert (answer.token_ids.tolist(), answer.stop_reason, answer.versions) == ([5, 6], "length", [(0, 0, 2)])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"frequency_penalty": 0.5}, {"stop": ["x"]}, {"regex": "a*"}, {"min_new_tokens": 3}]
+)
+def test_an_aborted_call_that_looks_back_starts_afresh(changed: dict[str, Any]) -> None:
+    """It would go on differently: the argument is the first one, and nothing of the aborted answer is kept."""
+    call = continuing(max_new_tokens=5, **changed)
+    ids, sent, *_ = call.broken_off(part([5, 6], routed_experts=np.zeros((4, 1, 1), np.int16), stop_reason="abort"))
+    assert (ids.tolist(), sent["max_new_tokens"]) == ([1, 2, 3], 5)
+    experts = np.ones((5, 1, 1), np.int16)
+    answer = call.whole(part([7, 8, 9], [(1, 0, 3)], routed_experts=experts))
+    assert (answer.token_ids.tolist(), answer.versions) == ([7, 8, 9], [(1, 0, 3)])
+    assert (answer.routed_experts == 1).all()
+
+
+def rows(count: int, value: int) -> np.ndarray:
+    return np.full((count, 2, 1), value, np.int16)
+
+
+def test_routed_experts_are_those_of_each_tokens_first_way_through_the_model() -> None:
+    """Later engines go through all tokens again, under other weights: only the rows of their own tokens are taken, and
+    the one of the token before, which has not been through the model until then."""
+    call = continuing(max_new_tokens=9)
+    call.broken_off(part([5, 6], stop_reason="abort", routed_experts=rows(4, 1)))
+    call.broken_off(part([7], stop_reason="abort", routed_experts=rows(5, 2)))
+    answer = call.whole(part([8, 9], routed_experts=rows(7, 3)))
+    assert answer.routed_experts.dtype == np.int16
+    assert answer.routed_experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 3, 3]
+
+
+def test_rows_that_an_engine_did_not_give_are_the_next_ones() -> None:
+    """A lost engine tells of none, and an aborted call may lack them."""
+    call = continuing(max_new_tokens=9)
+    call.take(pack_piece(0, part([5])))
+    call.renew()
+    call.broken_off(part([6], stop_reason="abort", routed_experts=rows(4, 1)))
+    call.broken_off(part([7], stop_reason="abort"))
+    answer = call.whole(part([8], routed_experts=rows(6, 3)))
+    assert answer.routed_experts[:, 0, 0].tolist() == [1, 1, 1, 1, 3, 3]
+    assert call.whole(part([], [], stop_reason="abort")).routed_experts is None
 
 
 @pytest.mark.parametrize("params", [{}, {"max_new_tokens": None}])

@@ -171,12 +171,16 @@ def test_call_aborted_in_the_queue_is_an_empty_abort() -> None:
     assert (output.versions, output.cached_tokens, output.num_preempted) == ([], 0, None)
 
 
-def test_aborted_call_keeps_its_tokens() -> None:
-    """A running call that is aborted returns what it had, with log-probabilities."""
+def test_aborted_call_keeps_its_tokens_but_for_the_last() -> None:
+    """A running call that is aborted returns what it had, with log-probabilities. SGLang aborts before it looks whether
+    the last token ends the answer: going on from there might go on after the end."""
     output = calls.to_output(
         reply([1, 2, 3], {"type": "abort", "message": "Aborted", "status_code": None}), logprobs=True
     )
-    assert (output.stop_reason, output.token_ids.tolist(), len(output.log_probs)) == ("abort", [1, 2, 3], 3)
+    assert (output.stop_reason, output.token_ids.tolist(), len(output.log_probs)) == ("abort", [1, 2], 2)
+    assert output.versions == [(0, 0, 2)]
+    silent = calls.to_output(reply([1], "abort", output_token_logprobs=None), logprobs=False)
+    assert (silent.token_ids.tolist(), silent.versions) == ([], [])
 
 
 def test_aborted_call_loses_tokens_without_log_probabilities() -> None:
@@ -271,10 +275,10 @@ def test_empty_answer_has_no_log_probability(logprobs: bool) -> None:
     assert (output.log_probs is not None) == logprobs
 
 
-def told(replies: list[dict[str, Any]], *, step: int = 2, logprobs: bool = True) -> list[TokenOutput]:
+def told(replies: list[dict[str, Any]], *, step: int = 2, logprobs: bool = True, version: int = 0) -> list[TokenOutput]:
     """What `Pieces` makes of a call's answers before the last."""
     found: list[TokenOutput] = []
-    pieces = calls.Pieces(found.append, step, logprobs)
+    pieces = calls.Pieces(found.append, step, logprobs, version)
     for one in replies:
         assert not calls.is_last(one)
         pieces.look(one)
@@ -326,9 +330,13 @@ def test_pieces_with_log_probabilities_of_other_tokens_are_an_engine_error() -> 
         told([growing(2, output_token_logprobs=[(-0.1, 5, None), (-0.1, 5, None)])])
 
 
-def test_pieces_have_the_version_of_the_moment() -> None:
-    """Spans come with the last answer only."""
-    assert told([growing(2, weight_version="7")])[0].versions == [(7, 0, 2)]
+def test_pieces_end_where_the_weights_change() -> None:
+    """Spans come with the last answer only: which tokens of a piece are the new weights' is not known before."""
+    found = told(
+        [growing(2, weight_version="7"), growing(5, weight_version="8"), growing(8, weight_version="8")], version=7
+    )
+    assert [(piece.token_ids.tolist(), piece.versions) for piece in found] == [([5, 6], [(7, 0, 2)])]
+    assert told([growing(4, weight_version="8")], version=7) == []
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (503, Overloaded), (500, EngineError)])

@@ -63,17 +63,17 @@ def test_rows_of_other_tokens_are_an_engine_error(rows: np.ndarray | None) -> No
 
 
 def test_an_abort_keeps_rows_of_kept_tokens() -> None:
-    """Tokens without log-probabilities are cut off an abort, and their rows with them."""
+    """Tokens without log-probabilities are cut off an abort, and the last one in any case; their rows go with them."""
     cut = answer([7, 8, 9], experts(7), "abort", logprobs=1)
     assert cut.token_ids.tolist() == [7]
     assert (cut.routed_experts == experts(5)).all()
     whole = answer([7, 8, 9], experts(7), "abort", logprobs=3)
-    assert (whole.routed_experts == experts(7)).all()
+    assert (whole.routed_experts == experts(6)).all()
 
 
 def test_an_abort_may_lack_rows() -> None:
     """A call that was aborted before SGLang collected them has its tokens and no rows."""
-    output = answer([7], None, "abort", logprobs=1)
+    output = answer([7, 8], None, "abort", logprobs=2)
     assert (output.token_ids.tolist(), output.routed_experts) == ([7], None)
 
 

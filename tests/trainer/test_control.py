@@ -23,7 +23,8 @@ class FakeCalls:
     async def call(self, pool: str, method: str, argument: Any = None, *, member: str = "", timeout: float) -> Any:
         if pool == BROKER:
             states = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-            return {"pools": {"worker": {name: {"state": state, "epoch": 1} for name, state in states.items()}}}
+            members = {name: {"state": state, "epoch": 1} for name, state in states.items()}
+            return {"pools": {"worker": members}, "recovering": not states}
         self.asked.append((member, method))
         answer = self.answers[member]
         if isinstance(answer, Exception):
@@ -48,6 +49,21 @@ def test_a_pool_without_live_members_is_an_error() -> None:
     asking, _ = control([{"a": "dead"}])
     with pytest.raises(MemberLost, match="worker"):
         run(asking.on_members("worker", "stats"))
+
+
+def test_a_new_broker_is_asked_until_its_members_are_back() -> None:
+    """Before that it knows of none, nor of what they run."""
+    asking, _ = control([{}, {}, {"a": "ready"}], a=1)
+    assert run(asking.on_members("worker", "stats")) == {"a": 1}
+
+
+def test_exceptions_may_be_wanted() -> None:
+    """In the place of results, those of members that are gone as well; nobody there is no result."""
+    asking, _ = control([{"a": "ready", "b": "ready"}], a=ValueError("no"), b=MemberLost("gone"))
+    results = run(asking.try_members("worker", "stats"))
+    assert {name: type(result) for name, result in results.items()} == {"a": ValueError, "b": MemberLost}
+    empty, _ = control([{"a": "dead"}])
+    assert run(empty.try_members("worker", "stats")) == {}
 
 
 def test_what_one_member_raises_is_raised() -> None:

@@ -73,8 +73,9 @@ class Own:
         return self._pools[name]
 
     def _named(self, argument: Any) -> Member:
-        pool, name = argument if isinstance(argument, list) and len(argument) == 2 else (None, None)
+        """[pool, name], or [pool, name, epoch]: in that life and no other."""
+        pool, name, epoch = [*argument, None, None, None][:3] if isinstance(argument, list) else (None, None, None)
         member = self._roster.member(str(pool), str(name))
-        if member is None or member.state is State.DEAD:
+        if member is None or member.state is State.DEAD or epoch not in (None, member.epoch):
             raise InvalidRequest(f"no live member {name!r} in pool {pool!r}")
         return member

@@ -85,6 +85,7 @@ class Member:
     suspects: int = 0  #: leases of calls that may be what ends it
     reserved: bool = False  #: for a suspect, once it is empty
     gated: bool = False  #: its pool takes nothing new for now
+    reminded: int = 0  #: the version of the weights that it was told to load
     #: Sticky calls that wait for room here.
     waiting: WaitQueue = field(default_factory=WaitQueue)
     total: int = 0  #: calls ever given

@@ -12,7 +12,7 @@ from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.roster import Roster
 from zagent.errors import DecodeError, ProtocolError
 from zagent.wire.codec import decode_body, encode_body, encode_header
-from zagent.wire.messages import Exited, Goodbye, Health, Hello, Outdated, Pulse, Welcome
+from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Pulse, Welcome
 
 #: Seconds between two pulses to every peer.
 PULSE_S = 1.0
@@ -160,15 +160,17 @@ class Presence:
             behind = member.version < pool.version
             if behind and member.state in (State.READY, State.SLOW):
                 member.become(State.STALE)
-                self._remind(pool, member)
                 self._dispatch.requeue([member], now)
-            elif not behind and member.state is State.STALE:
+            if behind and member.state is State.STALE:
+                self._remind(pool, member)
+            elif member.state is State.STALE:
                 self._admit(pool, member)
         self._dispatch.feed(pool, now)
 
     def _remind(self, pool: Pool, member: Member) -> None:
         """Whoever has closed the gate updates the members; in between, and those that come later, update themselves."""
-        if not pool.gates:
+        if not pool.gates and member.reminded < pool.version:
+            member.reminded = pool.version
             self._send(member.control, [encode_header(Outdated(pool.version, pool.weights))])
 
     def close_gate(self, pool: Pool, caller: Caller) -> None:
@@ -178,10 +180,12 @@ class Presence:
     def open_gate(self, pool: Pool, caller: Caller, now: float) -> None:
         """Nothing is held back any more for that caller's sake."""
         if pool.gate(caller.nonce, closed=False):
-            for member in pool.members.values():
+            members = list(pool.members.values())
+            for member in members:
                 if member.state is State.STALE:
                     self._remind(pool, member)
-            self._dispatch.requeue(list(pool.members.values()), now)
+            if members:  # nobody has ever come to a new broker
+                self._dispatch.requeue(members, now)
 
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
@@ -202,9 +206,10 @@ class Presence:
         self._back(life, now)
 
     def remove(self, member: Member, now: float) -> None:
-        """It lives, but is wanted no more."""
+        """It lives, but is wanted no more, and hears so at its next hello."""
         self._dispatch.leases.stop_all(member)
         self._end(member, "it was removed", now, final=True)
+        self._send(member.control, [encode_header(HelloWanted())])
 
     def unreachable(self, to: bytes, now: float) -> None:
         """A message could not be delivered: the peer is gone. If it was a member, who had its calls is told later, when

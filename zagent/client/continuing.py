@@ -53,6 +53,8 @@ class Continuing:
         self._told: list[TokenOutput] = []
         #: The running attempt's argument, if it is not the first's.
         self._renewed: list[Any] | None = None
+        #: Routed experts of the first tokens, by the engines that went through them first.
+        self._experts: np.ndarray | None = None
 
     def take(self, value: Sequence[Any]) -> None:
         """A progress message of the running attempt; not used if one before it was lost, or if it left nothing to
@@ -79,14 +81,18 @@ class Continuing:
     def aborted(self, output: TokenOutput, argument: Sequence[Any]) -> Sequence[Any]:
         """The argument of a further call in the place of the one with ``argument``, which an engine has broken off with
         ``output``: it goes on from there, or begins again where it cannot (`may_continue`)."""
-        self._told = [output] if len(output.token_ids) and may_continue(argument[1]) else []
+        goes_on = len(output.token_ids) > 0 and may_continue(argument[1])
+        self._told = [output] if goes_on else []
+        if goes_on and output.routed_experts is not None:
+            self._experts = _onwards(self._experts, output.routed_experts)
         latest = self._renewed or argument
         return self.renew(latest) or latest
 
     def whole(self, rest: TokenOutput) -> TokenOutput:
         """The answer, given that of the last attempt.
 
-        Routed experts are the last engine's, which went through all tokens. Tokens of the prompt alone count as cached.
+        Routed experts are those by which each token went through the model first; the last engine, which went through
+        all of them, fills in what lost ones have not told. Tokens of the prompt alone count as cached.
         """
         if self._given is None:
             return rest
@@ -99,6 +105,7 @@ class Continuing:
             token_ids=joined.token_ids,
             log_probs=joined.log_probs,
             versions=joined.versions,
+            routed_experts=None if rest.routed_experts is None else _onwards(self._experts, rest.routed_experts),
             cached_tokens=min(rest.cached_tokens, prompt_length),
             extra_fields={**rest.extra_fields, **extra},
         )
@@ -113,6 +120,11 @@ def _joined(parts: Sequence[TokenOutput]) -> TokenOutput:
         np.concatenate(log_probs) if log_probs else None,
         versions=_spans(parts),
     )
+
+
+def _onwards(first: np.ndarray | None, all_rows: np.ndarray) -> np.ndarray:
+    """The rows of ``first``, and after them those of ``all_rows``."""
+    return all_rows if first is None else np.concatenate([first, all_rows[len(first) :]])
 
 
 def _spans(parts: Sequence[TokenOutput]) -> list[tuple[int, int, int]]:

@@ -97,7 +97,8 @@ def empty_output(logprobs: bool) -> TokenOutput:
 def to_output(reply: Mapping[str, Any], logprobs: bool, experts_shape: tuple[int, int] | None = None) -> TokenOutput:
     """SGLang's result dictionary as a `TokenOutput` with int32 ids and float32 log-probabilities.
 
-    An aborted call keeps the tokens it had; one that was aborted in the queue has few of the usual keys. Where routed
+    An aborted call keeps the tokens it had, but for the last one: SGLang has not looked whether it ends the answer,
+    which must not go on after its end. One that was aborted in the queue has few of the usual keys. Where routed
     experts were asked for, ``experts_shape`` is (layers, experts per token); they are int32.
 
     Raises:
@@ -108,8 +109,11 @@ def to_output(reply: Mapping[str, Any], logprobs: bool, experts_shape: tuple[int
     stop_reason = _stop_reason(meta)
     sampled = ids = np.asarray(reply.get("output_ids") or (), dtype=np.int32)
     triples = meta.get("output_token_logprobs") or ()
-    if logprobs and stop_reason == "abort":
-        ids = ids[: len(triples)]  # tokens that were cut off before their log-probabilities came are sampled again
+    if stop_reason == "abort":
+        ids = ids[:-1]
+        if logprobs:  # tokens that were cut off before their log-probabilities came are sampled again, too
+            triples = triples[: len(ids)]
+            ids = ids[: len(triples)]
     return TokenOutput(
         token_ids=ids,
         log_probs=_log_probs(triples, ids) if logprobs else None,
@@ -123,10 +127,11 @@ def to_output(reply: Mapping[str, Any], logprobs: bool, experts_shape: tuple[int
 
 
 class Pieces:
-    """Tells ``progress`` what is new in the growing answers of a streamed call, at least ``step`` tokens at a time."""
+    """Tells ``progress`` what is new in the growing answers of a streamed call, at least ``step`` tokens at a time, as
+    long as all are of the weights ``version``: which tokens are of other ones, is told with the whole answer alone."""
 
-    def __init__(self, progress: Progress, step: int, logprobs: bool) -> None:
-        self._progress, self._step, self._logprobs = progress, step, logprobs
+    def __init__(self, progress: Progress, step: int, logprobs: bool, version: int) -> None:
+        self._progress, self._step, self._logprobs, self._version = progress, step, logprobs, version
         self._told = 0
 
     def look(self, reply: Mapping[str, Any]) -> None:
@@ -134,12 +139,11 @@ class Pieces:
         meta, start = reply["meta_info"], self._told
         triples = meta.get("output_token_logprobs") or ()
         end = min(len(reply["output_ids"]), len(triples)) if self._logprobs else len(reply["output_ids"])
-        if end - start < self._step:
+        if end - start < self._step or str(meta.get("weight_version")) != str(self._version):
             return
         ids = np.array(reply["output_ids"][start:end], np.int32)
         log_probs = _log_probs(triples[start:end], ids) if self._logprobs else None
-        # The spans come with the last answer; until then there is the version of the moment.
-        self._progress(TokenOutput(ids, log_probs, versions=_versions(meta, len(ids))))
+        self._progress(TokenOutput(ids, log_probs, versions=[(self._version, 0, len(ids))]))
         self._told = end
 
 

@@ -49,10 +49,7 @@ class SGLangControl:
         """As `Engine.pause`. SGLang's own abort mode takes a second at least."""
         self.open.clear()
         if mode == "abort":
-            while self._manager.rid_to_state:
-                self._check_alive()
-                self._manager.abort_request(abort_all=True)
-                await asyncio.sleep(ABORT_AGAIN_S)
+            await self._abort_all()
             return
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
@@ -61,13 +58,27 @@ class SGLangControl:
 
     async def resume(self) -> None:
         """As `Engine.resume`."""
+        await self._thaw()
+        self.open.set()
+
+    async def _abort_all(self) -> None:
+        """Calls that stand still hear of it as they go on; those that were just being handed over, with the next
+        round."""
+        self._manager.abort_request(abort_all=True)
+        await self._thaw()
+        await asyncio.sleep(ABORT_AGAIN_S)
+        while self._manager.rid_to_state:
+            self._check_alive()
+            self._manager.abort_request(abort_all=True)
+            await asyncio.sleep(ABORT_AGAIN_S)
+
+    async def _thaw(self) -> None:
         if self._frozen:
             from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 
             request = ContinueGenerationReqInput(torch_empty_cache=False)
             await self._ask("continue", self._manager.continue_generation(request))
             self._frozen = False
-        self.open.set()
 
     async def update_from_disk(self, directory: str, version: int, *, flush: bool) -> None:
         """Load the safetensors there.

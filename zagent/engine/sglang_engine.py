@@ -129,7 +129,7 @@ class SGLangEngine:
         await self._control.open.wait()
         pieces = None
         if progress is not None and self._checkpoint_tokens:
-            pieces = calls.Pieces(progress, self._checkpoint_tokens, logprobs)
+            pieces = calls.Pieces(progress, self._checkpoint_tokens, logprobs, self.version)
         answer = await self._answer(self._input(request, params, logprobs, stream=pieces is not None), pieces)
         return calls.to_output(answer, logprobs, self._experts_shape)
 

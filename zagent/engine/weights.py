@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from zagent.client.member import Method
 from zagent.engine.base import Engine, TensorSpec, WeightsGroup
 from zagent.engine.memory import Memory
-from zagent.errors import EngineError, InvalidRequest, StateError
+from zagent.errors import CallerError, InvalidRequest, StateError
 from zagent.wire.messages import Call
 
 
@@ -28,13 +28,24 @@ class EngineWeights:
         self._engine, self._memory = engine, memory
         self._announce, self._give_up = announce, give_up
         self._turn = asyncio.Lock()
+        self._served = (0, "")  #: version, directory
+        self._wanted = (0, "")  #: what others serve
         self._catching_up: asyncio.Task[None] | None = None
 
     @property
     def methods(self) -> list[Method]:
         """All of them."""
-        orders = [self.pause, self.resume, self.update_weights, self.checksum, self.sleep, self.wake_up]
-        return [*orders, self.join_group, self.leave_group, self.receive_weights]
+        halts = [self.pause, self.resume, self.resume_afterwards]
+        return [
+            *halts,
+            self.update_weights,
+            self.checksum,
+            self.sleep,
+            self.wake_up,
+            self.join_group,
+            self.leave_group,
+            self.receive_weights,
+        ]
 
     async def pause(self, argument: Any, call: Call) -> None:
         """ "abort" or "in_place": what becomes of running calls; those that come wait."""
@@ -46,15 +57,48 @@ class EngineWeights:
         """After a pause."""
         await self._engine.resume()
 
+    async def resume_afterwards(self, argument: Any, call: Call) -> None:
+        """Runs until its caller cancels it, or is gone: then what is paused goes on."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self._engine.resume()
+
     async def update_weights(self, argument: Any, call: Call) -> str:
-        """[directory, version, whether to clear the cache] → the new weights' checksum. Raises `EngineError`."""
+        """[directory, version, whether to clear the cache] → the new weights' checksum. Goes on without its caller.
+
+        Raises:
+            EngineError: they could not be loaded.
+            StateError: the engine serves others of that version, or newer ones.
+        """
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, int, bool]:
             raise InvalidRequest("update_weights takes [directory, version, flush]")
-        directory, version, flush = argument
+        return await self._whole(self._update(*argument))
+
+    async def _update(self, directory: str, version: int, flush: bool) -> str:
         async with self._turn:
-            if self._engine.version < version:
+            if self._served[0] < version:
                 await self._load(directory, version, flush=flush)
+            elif self._served != (version, directory):
+                number, place = self._served
+                raise StateError(
+                    f"the engine serves version {number} of the weights, from {place or 'a process group'}"
+                )
             return await self._engine.checksum()
+
+    async def _whole(self, change: Coroutine[Any, Any, str]) -> str:
+        """Not broken off where its call is: half of it would be nobody's weights."""
+        task = asyncio.ensure_future(change)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._unheard)
+            raise
+
+    def _unheard(self, task: asyncio.Task[str]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, CallerError):
+            self._give_up(f"new weights could not be loaded: {error}")
 
     async def join_group(self, argument: Any, call: Call) -> None:
         """The fields of a `WeightsGroup`. Raises `EngineError`, `InvalidRequest`."""
@@ -71,6 +115,9 @@ class EngineWeights:
             raise InvalidRequest("receive_weights takes [group, tensors, version, flush]")
         name, tensors, version, flush = argument
         specs = [TensorSpec(*_fields(tensor, TensorSpec)) for tensor in tensors]
+        return await self._whole(self._receive(name, specs, version, flush=flush))
+
+    async def _receive(self, name: str, specs: Sequence[TensorSpec], version: int, *, flush: bool) -> str:
         async with self._turn:
             self._memory.check_update()
             await self._engine.receive_weights(name, specs, version, flush=flush and not self._memory.released)
@@ -84,6 +131,7 @@ class EngineWeights:
 
     def _updated(self, version: int, directory: str) -> None:
         self._memory.updated()
+        self._served = version, directory
         self._announce(version, directory)
 
     async def sleep(self, argument: Any, call: Call) -> dict[str, int]:
@@ -107,21 +155,27 @@ class EngineWeights:
 
     def catch_up(self, version: int, directory: str) -> None:
         """Others of the pool serve newer weights."""
+        self._wanted = max(self._wanted, (version, directory))
         if self._catching_up is None or self._catching_up.done():
-            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up(version, directory))
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
-    async def _catch_up(self, version: int, directory: str) -> None:
+    async def _catch_up(self) -> None:
         async with self._turn:
-            if self._engine.version >= version:
-                self._announce(self._engine.version, directory)
-                return
-            if not directory:  # they came over the trainer's process group, and are in no file
-                print(f"waiting for weights beyond version {self._engine.version}", file=sys.stderr, flush=True)
-                return
-            try:
-                await self._load(directory, version, flush=not self._engine.in_flight())
-            except (EngineError, StateError) as error:
-                self._give_up(f"version {version} of the weights cannot be loaded: {error}")
+            done = -1
+            while done < self._wanted[0]:  # more may come meanwhile
+                done, directory = self._wanted
+                if self._served[0] >= done:
+                    self._announce(*self._served)
+                elif not directory:  # they came over the trainer's process group, and are in no file
+                    print(f"waiting for weights beyond version {self._served[0]}", file=sys.stderr, flush=True)
+                else:
+                    await self._load_or_give_up(directory, done)
+
+    async def _load_or_give_up(self, directory: str, version: int) -> None:
+        try:
+            await self._load(directory, version, flush=not self._engine.in_flight())
+        except Exception as error:
+            self._give_up(f"version {version} of the weights cannot be loaded: {error}")
 
 
 def _fields(values: Any, of: type[tuple[Any, ...]]) -> list[Any]:

@@ -36,7 +36,7 @@ def write_checkpoint(source: Source, directory: Path, reference: Path | None) ->
         draft = directory.with_name(directory.name + ".draft")
         draft.mkdir(parents=True, mode=0o700)
         try:
-            _save(source, draft)
+            _save(source, draft, reference)
             draft.rename(directory)
         except BaseException:
             shutil.rmtree(draft)
@@ -51,17 +51,18 @@ def write_checkpoint(source: Source, directory: Path, reference: Path | None) ->
     return path
 
 
-def _save(source: Any, directory: Path) -> None:
+def _save(source: Any, directory: Path, reference: Path | None) -> None:
     if hasattr(source, "save_pretrained"):  # it gives the names of the checkpoint, where those in memory differ
         with _no_progress_bar():
             source.save_pretrained(directory)
         return
     from safetensors.torch import save_file
 
-    tensors = dict(source.items() if isinstance(source, Mapping) else _pairs(source))
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / "w.safetensors"
-    )
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(source, reference).items()}
+    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
+    # safetensors refuses two names of one tensor.
+    whole = {n: tensor if first[tensor.data_ptr()] == n else tensor.clone() for n, tensor in tensors.items()}
+    save_file(whole, directory / "w.safetensors")
 
 
 @contextmanager
@@ -78,11 +79,25 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _pairs(source: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(source, Iterable):
-        return source
-    kind = type(source).__name__
-    raise InputError(f"weights are a directory, a model with save_pretrained, or named tensors, not a {kind}")
+def _named(source: Any, reference: Path | None) -> dict[str, Any]:
+    """Tensors by name, without the head where it is the embedding. Raises `InputError`."""
+    pairs = source.items() if isinstance(source, Mapping) else source
+    if not isinstance(pairs, Iterable):
+        kind = type(source).__name__
+        raise InputError(f"weights are a directory, a model with save_pretrained, or named tensors, not a {kind}")
+    tensors: dict[str, Any] = {}
+    for pair in pairs:
+        name, tensor = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, pair)
+        if not isinstance(name, str) or not hasattr(tensor, "detach"):
+            raise InputError(
+                f"weights are pairs of name and tensor, got a {type(tensor).__name__} (name: {name!r:.80})"
+            )
+        if name in tensors:
+            raise InputError(f"weights have {name!r} twice")
+        tensors[name] = tensor
+    if _is_tied(reference):
+        tensors.pop(TIED, None)
+    return tensors
 
 
 def tensors_of(source: Source, reference: Path | None) -> dict[str, Any]:
@@ -91,9 +106,7 @@ def tensors_of(source: Source, reference: Path | None) -> dict[str, Any]:
     if isinstance(source, (str, os.PathLike)):
         raise InputError(f"weights in a directory ({source}) are not broadcast: transport='disk'")
     named = source.state_dict() if hasattr(source, "state_dict") else source
-    tensors = dict(named.items() if isinstance(named, Mapping) else _pairs(named))
-    if _is_tied(reference):
-        tensors.pop(TIED, None)
+    tensors = _named(named, reference)
     _check({name: tuple(tensor.shape) for name, tensor in tensors.items()}, reference)
     return tensors
 
@@ -123,19 +136,37 @@ def _refuse(what: str, names: set[str]) -> None:
 
 
 def shapes(directory: Path) -> Shapes:
-    """Of all tensors in its safetensors, read from the files' headers."""
-    from safetensors import safe_open
+    """Of all tensors in its safetensors, read from the files' headers. Raises `InputError`."""
+    from safetensors import SafetensorError, safe_open
 
     found: Shapes = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, "numpy") as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    for file in _files(directory):
+        try:
+            with safe_open(file, "numpy") as opened:
+                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} cannot be read: {error}") from error
     return found
 
 
-def _is_tied(reference: Path | None) -> bool:
+def _files(directory: Path) -> list[Path]:
+    """Those of the index, where there is one: beside them may lie the same weights in other people's form."""
     try:
-        config = json.loads((reference / "config.json").read_text()) if reference is not None else {}
+        index = json.loads((directory / "model.safetensors.index.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return sorted(directory.glob("*.safetensors"))
+    return sorted({directory / name for name in index["weight_map"].values()})
+
+
+def _is_tied(reference: Path | None) -> bool:
+    """Whether the head is the embedding: the config says so, or leaves it to the model, whose files have no head."""
+    wanted = {} if reference is None else shapes(reference)
+    if not wanted or reference is None:
+        return False
+    if TIED not in wanted:
+        return True
+    try:
+        config = json.loads((reference / "config.json").read_text())
     except FileNotFoundError:
         return False
     return bool(config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from zagent.client.calls import Calls
@@ -30,24 +30,42 @@ class Control:
         """One of the broker's own methods."""
         return await self._calls.call(BROKER, method, argument, timeout=CONTROL_TIMEOUT_S)
 
-    async def remove(self, pool: str, name: str) -> None:
-        """Take a member out, if it is there."""
+    async def status(self) -> dict[str, Any]:
+        """The broker's counts. One that has been started again is waited for: it has none before its members are back,
+        nor their version."""
+        while (status := await self.broker("status"))["recovering"]:
+            await self._sleep(LOOK_S)
+        return status  # type: ignore[no-any-return]
+
+    async def remove(self, pool: str, name: str, epoch: int | None = None) -> None:
+        """Take a member out, if it is there; in that life, if it is named."""
         with suppress(InvalidRequest):
-            await self.broker("remove", [pool, name])
+            await self.broker("remove", [pool, name, epoch])
+
+    @asynccontextmanager
+    async def beside(self, pool: str, method: str) -> AsyncIterator[None]:
+        """``method`` runs on every live member meanwhile, and is cancelled then: also by the end of this process."""
+        calls = [asyncio.ensure_future(self._on(pool, name, method, timeout=None)) for name in await self._alive(pool)]
+        try:
+            yield
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def on_members(self, pool: str, method: str, argument: Any = None) -> dict[str, Any]:
-        """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised."""
-        return _first_raised(await self.try_members(pool, method, argument))
+        """Call ``method`` on every live member of ``pool``; by name. Raises what the first failing one raised, and
+        `MemberLost` where there is none."""
+        results = await self.try_members(pool, method, argument)
+        if not results:
+            raise MemberLost(f"no live member in pool {pool!r}")
+        return _first_raised(results)
 
     async def try_members(
         self, pool: str, method: str, argument: Any = None, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Call ``method`` on every live member of ``pool``; results by name, and exceptions in their place. Raises
-        `MemberLost` where there is none."""
-        names = await self._alive(pool)
-        if not names:
-            raise MemberLost(f"no live member in pool {pool!r}")
-        return await self._each(pool, method, dict.fromkeys(names, argument), timeout)
+        """Call ``method`` on every live member of ``pool``; results by name, and exceptions in their place."""
+        return await self._each(pool, method, dict.fromkeys(await self._alive(pool), argument), timeout)
 
     async def on_each(self, pool: str, method: str, arguments: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
         """Call ``method`` on the members named, each with its argument. Raises what the first failing one raised."""
@@ -59,7 +77,7 @@ class Control:
 
     async def epochs(self, pool: str) -> dict[str, int]:
         """Of the members that are there, by name."""
-        members = (await self.broker("status"))["pools"][pool]
+        members = (await self.status())["pools"][pool]
         return {name: member["epoch"] for name, member in members.items() if member["state"] != "dead"}
 
     async def pad_token_id(self) -> int:
@@ -88,7 +106,7 @@ class Control:
         return list(await self.epochs(pool))
 
     async def _on(
-        self, pool: str, name: str, method: str, argument: Any = None, timeout: float = CONTROL_TIMEOUT_S
+        self, pool: str, name: str, method: str, argument: Any = None, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> Any:
         return await self._calls.call(pool, method, argument, member=name, timeout=timeout)
 

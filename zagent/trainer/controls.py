@@ -117,13 +117,7 @@ class EngineControls:
     def abort_all_requests(self) -> None:
         """Break off all engine calls that run. They go on after `resume_generation` (`rollout.partial_rollout`), and
         what comes meanwhile waits; rows notice nothing but the time."""
-        self._ask(self._abort)
-
-    async def _abort(self) -> None:
-        await self._gate.close("aborted")
-        await self._control.on_members(ENGINE_POOL, "pause", "abort")
-        await self._weights.idle()
-        await self._control.on_members(ENGINE_POOL, "resume")
+        self._ask(self._weights.abort)
 
     def resume_generation(self) -> None:
         """After `abort_all_requests`."""

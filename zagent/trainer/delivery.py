@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import EngineConfig
-from zagent.errors import MemberLost
 from zagent.trainer.checkpoint import Source, tensors_of, write_checkpoint
 from zagent.trainer.control import Control
 from zagent.trainer.weights_group import TrainerGroup
 
+Result = TypeVar("Result")
 Transport = Literal["disk", "distributed"]
 TRANSPORTS = ("disk", "distributed")
 
@@ -41,8 +40,7 @@ class FromDisk:
         cls, control: Control, config: EngineConfig, source: Source, place: Path, reference: Path | None
     ) -> FromDisk:
         """Write ``source`` to ``place``, unless it is a directory (`write_checkpoint`)."""
-        await asyncio.to_thread(place.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
-        return cls(control, config, await asyncio.to_thread(write_checkpoint, source, place, reference))
+        return cls(control, config, await in_thread(write_checkpoint, source, place, reference))
 
     async def deliver(self, version: int, *, flush: bool) -> dict[str, Any]:
         argument = [self.directory, version, flush]
@@ -60,7 +58,7 @@ class Broadcasts:
 
     async def prepare(self, source: Source, reference: Path | None) -> Broadcast:
         """Check ``source``, and see that all engines are in the group. Raises `InputError`, and what engines raise."""
-        tensors = await asyncio.to_thread(tensors_of, source, reference)
+        tensors = await in_thread(tensors_of, source, reference)
         members = await self._control.epochs(ENGINE_POOL)
         if self._group is None or members != self._members:
             await self.close()
@@ -95,8 +93,7 @@ class Broadcasts:
         if group is None:
             return
         if engines_stay:
-            with suppress(MemberLost):
-                await self._control.try_members(ENGINE_POOL, "leave_group", group.name)
+            await self._control.try_members(ENGINE_POOL, "leave_group", group.name)
         await asyncio.to_thread(group.close)
 
 
@@ -120,6 +117,16 @@ class Broadcast:
         if error := sending.exception():
             return dict.fromkeys(results, error)
         return results
+
+
+async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """`asyncio.to_thread`, but over only when the thread is, which cannot be stopped."""
+    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 def _backend() -> str:

@@ -25,15 +25,24 @@ class Gate:
     async def close(self, reason: str) -> None:
         """Nothing passes from now on."""
         async with self._changing:
+            new = reason not in self._reasons
             self._reasons.add(reason)
-            await self._control.broker("close_gate", ENGINE_POOL)
+            try:
+                await self._control.broker("close_gate", ENGINE_POOL)
+            except BaseException:  # it may be closed all the same
+                if new:
+                    await self._let_go(reason)
+                raise
 
     async def open(self, reason: str) -> None:
         """It opens when that was the last reason."""
         async with self._changing:
-            self._reasons.discard(reason)
-            if not self._reasons:
-                await self._control.broker("open_gate", ENGINE_POOL)
+            await self._let_go(reason)
+
+    async def _let_go(self, reason: str) -> None:
+        self._reasons.discard(reason)
+        if not self._reasons:
+            await self._control.broker("open_gate", ENGINE_POOL)
 
     @asynccontextmanager
     async def closed(self, reason: str) -> AsyncIterator[None]:
@@ -51,4 +60,6 @@ class Gate:
 
     async def _close_again(self) -> None:
         with suppress(ZagentError):  # it is gone again, and so will we hear
-            await self._control.broker("close_gate", ENGINE_POOL)
+            async with self._changing:
+                if self._reasons:  # still
+                    await self._control.broker("close_gate", ENGINE_POOL)

@@ -31,11 +31,13 @@ class Sleep:
         return results
 
     async def _all_sleep(self, level: int | None) -> dict[str, dict[str, int]]:
-        members = (await self._control.broker("status"))["pools"][ENGINE_POOL]
+        members = (await self._control.status())["pools"][ENGINE_POOL]
         busy = {name: member["in_flight"] for name, member in members.items() if member["in_flight"]}
         if busy:
             raise StateError(f"calls run ({busy}): wait for them, or abort_all_requests(), before sleep()")
         results = await self._control.try_members(ENGINE_POOL, "sleep", level)
+        if not results:
+            raise StateError("no engine is there")
         failed = [error for error in results.values() if isinstance(error, BaseException)]
         if failed and len(failed) < len(results):
             await self._control.try_members(ENGINE_POOL, "wake_up")

@@ -144,12 +144,12 @@ class SimEngine:
 
     async def update_weights(self, directory: str, version: int, *, flush: bool) -> None:
         """Of the files only the names and sizes matter, and they must be there."""
-        self._weights = _sizes(Path(directory))
-        if not self._weights:
+        weights = _sizes(Path(directory))
+        if not weights:
             raise EngineError(f"simulated engine {self._name}: no safetensors in {directory}")
-        self._model.version = version
+        self._weights, self._model.version = weights, version
         if flush:
-            await self.clear_cache()
+            self._model.forget()
 
     async def join_group(self, group: WeightsGroup) -> None:
         raise InvalidRequest("simulated engines take no tensors: send weights by transport='disk'")

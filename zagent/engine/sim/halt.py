@@ -15,13 +15,14 @@ class Halt:
         self.mode: PauseMode | None = None
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._inside = 0
-        self._empty, self._open = asyncio.Event(), asyncio.Event()
-        self._empty.set()
-        self._open.set()
+        self._empty, self._open, self._thawed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for event in (self._empty, self._open, self._thawed):
+            event.set()
 
     async def enter(self) -> None:
         """Wait for the end of a halt; then the call is inside, until it leaves."""
-        await self.over()
+        while self.mode is not None:
+            await self._open.wait()
         self._inside += 1
         self._empty.clear()
 
@@ -30,16 +31,12 @@ class Halt:
         if not self._inside:
             self._empty.set()
 
-    async def over(self) -> None:
-        """Wait for the end of a halt."""
-        while self.mode is not None:
-            await self._open.wait()
-
     async def frozen(self) -> float:
-        """Wait for the end of a halt; how long that took, s."""
+        """Wait while the halt is `in_place`: until its end, or until it becomes an `abort`; how long that took, s."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self.over()
+        while self.mode == "in_place":
+            await self._thawed.wait()
         return loop.time() - began
 
     async def sleep(self, seconds: float) -> bool:
@@ -60,6 +57,7 @@ class Halt:
         """Returns when all are out (`abort`), or at once."""
         self.mode = mode
         self._open.clear()
+        (self._thawed.set if mode == "abort" else self._thawed.clear)()
         for nap in self._sleeping:
             _wake(nap, False)
         if mode == "abort":
@@ -69,6 +67,7 @@ class Halt:
         """Go on."""
         self.mode = None
         self._open.set()
+        self._thawed.set()
 
 
 def _wake(nap: asyncio.Future[bool], through: bool) -> None:

@@ -50,9 +50,7 @@ class SimModel:
     async def run(self, call: SimCall, pace: Pace, progress: Progress | None) -> TokenOutput:
         """The answer; if it is broken off, what there is of it, with `stop_reason` "abort"."""
         version, cached = self.version, 0
-        answer = self._sampler.answer(call.prompt_ids, call.sampling, call.budget, version)
-        if call.aborts:
-            answer = answer.cut(answer.token_ids.size // 2)
+        answer = self._answer(call)
         keys: list[int] = []
         if self._sim.kv_capacity_tokens:
             # The last token of either has no KV: a prompt's is always computed, an answer's never entered the model.
@@ -63,13 +61,18 @@ class SimModel:
             return _output(answer.cut(0), version, aborted=True)
         if keys and (self._sim.prefill_tokens_per_s or self._sim.decode_tokens_per_s):
             self._cache.insert(prompt_keys)
-        output = await self._decode(call, answer, pace, progress)
-        if len(output.token_ids) != answer.token_ids.size or len(output.versions) > 1:
+        output = await self._decode(call, answer if self.version == version else self._answer(call), pace, progress)
+        if keys and output.versions != [(version, 0, answer.token_ids.size)]:
             keys = self._keys(np.concatenate([call.prompt_ids, output.token_ids])[:-1], version)
         if keys:
             self._cache.insert(keys)
         output.cached_tokens = cached
         return output
+
+    def _answer(self, call: SimCall) -> Answer:
+        """Under the weights of the moment."""
+        answer = self._sampler.answer(call.prompt_ids, call.sampling, call.budget, self.version)
+        return answer.cut(answer.token_ids.size // 2) if call.aborts else answer
 
     def _keys(self, ids: np.ndarray, version: int) -> list[int]:
         keys = self._hasher.keys(ids)
@@ -85,10 +88,8 @@ class SimModel:
 
     async def _goes_on(self, pace: Pace) -> bool:
         """A halt has come: wait for its end, unless it breaks the call off."""
-        if self._halt.mode == "abort":
-            return False
         pace.time += await self._halt.frozen()
-        return True
+        return self._halt.mode != "abort"
 
     async def _decode(self, call: SimCall, answer: Answer, pace: Pace, progress: Progress | None) -> TokenOutput:
         """In stretches, each under one version of the weights."""
@@ -101,19 +102,24 @@ class SimModel:
             if whole or not await self._goes_on(pace):
                 return stretches[0] if len(stretches) == 1 else _joined(stretches)
             call = _rest(call, answer.token_ids[:done])
-            answer = self._sampler.answer(call.prompt_ids, call.sampling, call.budget, self.version)
+            answer = self._answer(call)
 
     async def _stretch(self, answer: Answer, version: int, pace: Pace, progress: Progress | None) -> int:
-        """Tokens until the end, or a halt; ``progress`` is told of every `checkpoint_tokens`, but never of the last."""
+        """Tokens until the end, or a halt; ``progress`` is told of every `checkpoint_tokens`, and of what there is when
+        they freeze, but never of the last."""
         size, step, done = answer.token_ids.size, self._checkpoint_tokens, 0
-        if progress is not None and step:
-            for end in range(step, size, step):
-                count = await pace.spend(step, self._sim.decode_tokens_per_s)
-                if count < step:
-                    return done + count
+        if progress is None or not step:
+            return await pace.spend(size, self._sim.decode_tokens_per_s)
+        while done < size:
+            asked = min(step, size - done)
+            count = await pace.spend(asked, self._sim.decode_tokens_per_s)
+            end = done + count
+            if done < end < size and (count == asked or self._halt.mode == "in_place"):
                 progress(_output(answer.cut(end, done), version, aborted=False))
-                done = end
-        return done + await pace.spend(size - done, self._sim.decode_tokens_per_s)
+            done = end
+            if count < asked:
+                break
+        return done
 
 
 def _rest(call: SimCall, sampled: np.ndarray) -> SimCall:

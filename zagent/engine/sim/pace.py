@@ -8,6 +8,9 @@ from collections import deque
 
 from zagent.engine.sim.halt import Halt
 
+#: Part of a token by which sums of times may miss its end.
+ROUNDING = 1e-6
+
 
 class Places:
     """So many calls at once, the others in order of arrival. A place is handed on as of the modelled time at which it
@@ -57,13 +60,14 @@ class Pace:
 
     async def spend(self, tokens: int, tokens_per_s: float) -> int:
         """Sleep until ``tokens`` more are done, at once with 0 tokens per second; how many are, if a halt came before
-        the last one."""
+        the last one. The one that was under way then is not: its time is given back."""
         if not tokens or not tokens_per_s:
             return tokens
         began, each = self.time, self._factor / tokens_per_s
         self.time += tokens * each
         if await self._halt.sleep(max(0.0, self.time - asyncio.get_running_loop().time())):
             return tokens
-        now = asyncio.get_running_loop().time()
-        self.time = min(self.time, max(began, now))
-        return min(tokens, int((self.time - began) / each))
+        passed = max(0.0, asyncio.get_running_loop().time() - began)
+        done = min(tokens, int(passed / each + ROUNDING))
+        self.time = began + done * each
+        return done
