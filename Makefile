@@ -11,9 +11,10 @@ PARALLEL := -n 2 --dist loadfile
 demo: .venv/ready
 	$(BIN)/python -m zagent.launch --demo
 
-# Everything: `check`, then real processes, real sockets and real SGLang, and a short form of `chaos`.
+# Everything: `check`, then real processes, real sockets and real SGLang, and a short form of `chaos`. Whole clusters start
+# in seconds, but other work on the same cores may slow them many times.
 test: check
-	$(PYTEST) $(PARALLEL) -m 'not sglang' tests/end_to_end tests/chaos
+	$(PYTEST) $(PARALLEL) --timeout 180 -m 'not sglang' tests/end_to_end tests/chaos
 	$(PYTEST) -m sglang tests/end_to_end
 
 # Format, lint, types, unit tests; under two minutes.

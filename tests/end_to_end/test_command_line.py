@@ -20,7 +20,7 @@ from support.clusters import questions, sim_overrides
 LAUNCH = [sys.executable, "-m", "zagent.launch"]
 
 
-def launch(directory: Path, *arguments: str, timeout: float = 50) -> subprocess.CompletedProcess[str]:
+def launch(directory: Path, *arguments: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     command = [*LAUNCH, *arguments]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False)
 

@@ -71,7 +71,7 @@ def test_ctrl_c_twice_leaves_nothing_either(serving: subprocess.Popen[str]) -> N
 def test_a_refused_configuration_is_one_line(overrides: list[str], tmp_path: Path) -> None:
     """Status 2, no traceback, nothing started: `python -m zagent.launch` as users call it."""
     arguments = [sys.executable, "-m", "zagent.launch", *overrides, "rollout.response_length=1000000"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 2
     assert re.fullmatch(r"zagent: rollout.prompt_length=1024 .* beyond the context of 131072 tokens.*\n", done.stderr)
     assert not (tmp_path / "logs").exists()

@@ -57,7 +57,7 @@ def script(directory: Path, code: str) -> str:
     replaced = code.replace("overrides=[", f'overrides=["model.path={os.environ["ZAGENT_README_MODEL"]}", ', 1)
     (directory / "trainer.py").write_text(replaced)
     done = subprocess.run(
-        [sys.executable, "trainer.py"], cwd=directory, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "trainer.py"], cwd=directory, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -98,6 +98,6 @@ def test_the_runner_writes_it_and_control_c_ends_every_process(tmp_path):
         assert process.poll() is None
     eventually(lambda: len(with_run_id(run_id)) > 5)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=150)
     assert process.returncode != 0
     eventually(lambda: with_run_id(run_id) == [])
