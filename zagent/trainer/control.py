@@ -44,8 +44,8 @@ class Control:
 
     @asynccontextmanager
     async def beside(self, pool: str, method: str, *, timeout: float) -> AsyncIterator[None]:
-        """``method`` runs on every live member meanwhile, ``timeout`` seconds at most, and is cancelled then: also by the
-        end of this process."""
+        """``method`` runs on every live member meanwhile, at most ``timeout`` seconds. It is cancelled then, also where
+        this process ends before."""
         names = await self._alive(pool)
         calls = [asyncio.ensure_future(self._on(pool, name, method, timeout=timeout)) for name in names]
         try:
