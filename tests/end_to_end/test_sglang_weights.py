@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from support.transformers_versions import Span, Versions, other_weights, spans_o
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-ROWS, LENGTH = 32, 768
+ROWS, LENGTH = 32, 256
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,7 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zagent.AgentLo
             f"logs.dir={tmp_path_factory.mktemp('logs')}",
             "model.path=tiny",
             "engine.count=2",
+            "engine.checkpoint_tokens=8",
             "worker.count=1",
             "rollout.prompt_length=128",
             f"rollout.response_length={LENGTH}",
@@ -40,6 +41,37 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zagent.AgentLo
     )
     with zagent.AgentLoopManager.launch(config) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def run(manager: zagent.AgentLoopManager) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """One event loop, with its link to the broker, for all tests that call engines directly."""
+    with asyncio.Runner() as runner:
+        runner.run(manager.server_manager.generate("first", [1], {"max_new_tokens": 1}))
+        yield runner.run
+
+
+async def decoded(manager: zagent.AgentLoopManager, tokens: int) -> None:
+    """Until both engines have sampled about so many more tokens of all that they run: a call of our own decodes beside
+    it, in step."""
+    calls, argument = await manager.server_manager._table(), [np.array([1], np.int32), {"ignore_eos": True}, None, None]
+    told = {name: asyncio.Event() for name in ("engine-0", "engine-1")}
+
+    def listen(name: str, piece: Any) -> None:
+        if piece[0] + len(piece[1]) >= tokens:
+            told[name].set()
+
+    beside = [
+        asyncio.ensure_future(
+            calls.call("engine", "generate", argument, member=name, on_progress=partial(listen, name))
+        )
+        for name in told
+    ]
+    async with asyncio.timeout(200):
+        await asyncio.gather(*(event.wait() for event in told.values()))
+    for call in beside:
+        call.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +104,6 @@ class Rows:
         self._thread = threading.Thread(target=self._run, args=(rows(ROWS, "long_rows", global_steps=step),))
         self._thread.start()
         eventually(lambda: self._in_flight() == ROWS)
-        time.sleep(1.0)  # into the rows: nothing tells how far they are
 
     def _run(self, batch: zagent.DataProto) -> None:
         self._outcomes.extend(self._manager.stream(batch))
@@ -117,15 +148,17 @@ def late(spans: list[Span]) -> list[Span]:
     return moved
 
 
-def test_aborted_rows_go_on_with_the_new_weights(manager: zagent.AgentLoopManager, reference: Versions) -> None:
+def test_aborted_rows_go_on_with_the_new_weights(
+    manager: zagent.AgentLoopManager, run: Any, reference: Versions
+) -> None:
     """Two updates while 32 long rows generate: every row is whole, and each token is that of the weights it names, with
     all before it computed anew by them: to 1e-3 of a float32 forward under each. Under the version before, or with the
     changes one token later, they are far off."""
     before = manager.version
     running = Rows(manager, step=1)
-    update(manager, reference, "abort")
-    time.sleep(1.0)
-    update(manager, reference, "abort")
+    for _ in range(2):
+        run(decoded(manager, 32))
+        update(manager, reference, "abort")
     outputs = running.outputs()
     check_in_flight(outputs, [before, before + 1, before + 2])
     found = differences(reference.recomputed, outputs)
@@ -137,14 +170,14 @@ def test_aborted_rows_go_on_with_the_new_weights(manager: zagent.AgentLoopManage
 
 
 def test_rows_that_stand_still_go_on_with_the_kv_they_have(
-    manager: zagent.AgentLoopManager, reference: Versions
+    manager: zagent.AgentLoopManager, run: Any, reference: Versions
 ) -> None:
     """In place: to 1e-3 of a forward that keeps the former versions' KV; one that computes it anew is another one."""
     before = manager.version
     running = Rows(manager, step=2)
-    update(manager, reference, "in_place")
-    time.sleep(1.0)
-    update(manager, reference, "in_place")
+    for _ in range(2):
+        run(decoded(manager, 32))
+        update(manager, reference, "in_place")
     outputs = running.outputs()
     check_in_flight(outputs, [before, before + 1, before + 2])
     found = differences(reference.continued, outputs)
@@ -154,10 +187,11 @@ def test_rows_that_stand_still_go_on_with_the_kv_they_have(
     assert differences(reference.continued, outputs[:4], late).max() > 0.01
 
 
-def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, reference: Versions) -> None:
+def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, run: Any, reference: Versions) -> None:
     """Rows that run end on the former weights; the next batch is on the new ones, greedy rows token by token."""
     before = manager.version
     running = Rows(manager, step=3)
+    run(decoded(manager, 16))
     update(manager, reference, "wait")
     outputs = running.outputs()
     check_in_flight(outputs, [before])
@@ -172,7 +206,7 @@ def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, reference: Version
         assert set(own.tolist()) == {before + 1}
 
 
-def test_kv_of_former_weights_is_not_found(manager: zagent.AgentLoopManager, reference: Versions) -> None:
+def test_kv_of_former_weights_is_not_found(manager: zagent.AgentLoopManager, run: Any, reference: Versions) -> None:
     """The same prompt, before and after an update in place, which clears no cache: computed anew, and right."""
     prompt = list(range(20, 120))
 
@@ -185,7 +219,7 @@ def test_kv_of_former_weights_is_not_found(manager: zagent.AgentLoopManager, ref
         await asyncio.to_thread(update, manager, reference, "in_place")
         return [*first, await ask(), await ask()]
 
-    answers = asyncio.run(both())
+    answers = run(both())
     assert [answer.cached_tokens > 90 for answer in answers] == [False, True, False, True]
     for answer in answers:
         expected = reference.recomputed(prompt, list(answer.token_ids), answer.versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -236,3 +237,24 @@ def test_nothing_is_left_of_a_killed_launcher(tmp_path: Path) -> None:
             server.kill()
             eventually(lambda: not with_run_id(manager.run_id) and not in_memory(manager.run_id))
     assert not running(server.pid)
+
+
+LAUNCHING = """
+import json, sys, torch, zagent
+if __name__ == "__main__":
+    with zagent.AgentLoopManager.launch(zagent.Config.load(overrides=json.loads(sys.argv[1]))) as manager:
+        print(manager.run_id, flush=True)
+        while True:
+            manager.update_weights({"w": torch.zeros(2**20)})
+"""
+
+
+def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
+    """kill -9 of the trainer that launched it all, while it writes one version after the other."""
+    command = [sys.executable, "-c", LAUNCHING, json.dumps(sim_overrides(tmp_path))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        run_id = trainer.stdout.readline().strip()
+        eventually(lambda: any(Path(path).name.startswith("3-") for path in weights_of(run_id)))
+        trainer.kill()
+    eventually(lambda: not with_run_id(run_id) and not in_memory(run_id))

@@ -15,12 +15,13 @@ Span = tuple[int, int, int]
 
 
 def other_weights(path: str, seed: int, amount: float = 0.1) -> dict[str, torch.Tensor]:
-    """Those at ``path`` in float32, each matrix with noise of that many of its standard deviations."""
+    """Those at ``path`` in float32, each matrix with noise of that many of its standard deviations. (A head that is the
+    embedding is left out.)"""
     chance = torch.Generator().manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    tensors = dict(model.state_dict())
+    tensors = dict(model.named_parameters())
     noisy = {name: t + amount * t.std() * torch.randn(t.shape, generator=chance) for name, t in tensors.items()}
-    return {name: noisy[name] if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
+    return {name: (noisy[name] if tensor.ndim == 2 else tensor).detach() for name, tensor in tensors.items()}
 
 
 class Versions:
@@ -36,7 +37,6 @@ class Versions:
     def add(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
         model = self._load()
         model.load_state_dict(tensors, strict=False)
-        model.tie_weights()
         self._models[version] = model
 
     def greedy(self, version: int, prompt: Sequence[int], tokens: int) -> list[int]:

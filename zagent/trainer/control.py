@@ -43,9 +43,11 @@ class Control:
             await self.broker("remove", [pool, name, epoch])
 
     @asynccontextmanager
-    async def beside(self, pool: str, method: str) -> AsyncIterator[None]:
-        """``method`` runs on every live member meanwhile, and is cancelled then: also by the end of this process."""
-        calls = [asyncio.ensure_future(self._on(pool, name, method, timeout=None)) for name in await self._alive(pool)]
+    async def beside(self, pool: str, method: str, *, timeout: float) -> AsyncIterator[None]:
+        """``method`` runs on every live member meanwhile, at most ``timeout`` seconds. It is cancelled then, also where
+        this process ends before."""
+        names = await self._alive(pool)
+        calls = [asyncio.ensure_future(self._on(pool, name, method, timeout=timeout)) for name in names]
         try:
             yield
         finally:
@@ -106,7 +108,7 @@ class Control:
         return list(await self.epochs(pool))
 
     async def _on(
-        self, pool: str, name: str, method: str, argument: Any = None, timeout: float | None = CONTROL_TIMEOUT_S
+        self, pool: str, name: str, method: str, argument: Any = None, timeout: float = CONTROL_TIMEOUT_S
     ) -> Any:
         return await self._calls.call(pool, method, argument, member=name, timeout=timeout)
 

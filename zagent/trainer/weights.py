@@ -151,7 +151,8 @@ class Weights:
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
         """What is paused within goes on then, also where this process ends before."""
-        async with self._control.beside(ENGINE_POOL, "resume_afterwards"):
+        longest = 3 * self._config.update_timeout_s  # to pause, to become idle, to load
+        async with self._control.beside(ENGINE_POOL, "resume_afterwards", timeout=longest):
             try:
                 yield
             finally:
