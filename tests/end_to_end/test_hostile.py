@@ -363,7 +363,7 @@ def test_a_broker_without_files_to_open_lives(kind: str, tmp_path: Path) -> None
             with ExitStack() as flood:
                 for number in range(1000):
                     if number % 5 == 0:
-                        await asyncio.sleep(0.001)  # the spare 200 files are 40 ms: the door needs a turn of the broker's
+                        await asyncio.sleep(0.001)  # 200 spare files are 40 ms then: enough for a turn of the broker's
                     with suppress(OSError):
                         flood.enter_context(RawPeer(endpoint))
                 assert await peer.ask(b"beside") == [b"beside"]
