@@ -264,6 +264,25 @@ def test_a_placeholder_that_was_sampled_is_sampled_again() -> None:
     assert seconds == pytest.approx(3.05 + 8, abs=0.1)
 
 
+def test_the_heir_of_a_lost_engine_may_be_broken_off() -> None:
+    """Its tokens come after those that the lost one had told of; the call goes on from both."""
+
+    async def main() -> TokenOutput:
+        async with Cluster() as cluster:
+            options = {**SIM, "checkpoint_tokens": 8}
+            doomed, heir = [await cluster.engine(i, **options) for i in range(2)]
+            task = asyncio.create_task((await manager(cluster)).generate("s", PROMPT, PARAMS))
+            await asyncio.sleep(2.05)
+            cluster.die(doomed.link, doomed.member)
+            await cluster.exited(doomed.link)
+            await break_off([heir], 4.55, 6.55)
+            answer = await task
+            assert heir.counts["response_tokens"] == 100 - 16
+            return answer
+
+    assert run(main()).token_ids.tolist() == generated()[0].token_ids.tolist()
+
+
 @pytest.mark.parametrize("crashed", [False, True])
 def test_an_engine_may_be_lost_as_well(crashed: bool) -> None:
     """Broken off at one engine, told of by it when it went on, lost, and ended by another: the undisturbed answer."""

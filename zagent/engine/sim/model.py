@@ -62,7 +62,7 @@ class SimModel:
         if keys and (self._sim.prefill_tokens_per_s or self._sim.decode_tokens_per_s):
             self._cache.insert(prompt_keys)
         output = await self._decode(call, answer if self.version == version else self._answer(call), pace, progress)
-        if keys and output.versions != [(version, 0, answer.token_ids.size)]:
+        if keys and len(output.token_ids) != answer.token_ids.size:
             keys = self._keys(np.concatenate([call.prompt_ids, output.token_ids])[:-1], version)
         if keys:
             self._cache.insert(keys)
