@@ -108,7 +108,7 @@ def test_a_call_that_is_just_being_handed_over_is_aborted_too() -> None:
     async def main() -> None:
         manager = FakeManager()
         made, _ = control(manager)
-        asyncio.get_running_loop().call_later(0.01, manager.rid_to_state.update, {"late": 1})
+        asyncio.get_running_loop().call_later(0.01, lambda: manager.rid_to_state.update({"late": 1}))
         await made.pause("abort")
         await asyncio.sleep(1)
         assert manager.rid_to_state == {}

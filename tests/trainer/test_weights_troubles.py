@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,14 +222,17 @@ def test_a_new_broker_hears_what_is_served(tmp_path: Path) -> None:
 
 
 def test_the_next_version_is_not_that_of_a_broker_without_memory(tmp_path: Path) -> None:
-    """A trainer that has brought no weights itself asks a broker that has just been started again: it waits until the
-    engines have said what they serve."""
+    """A trainer that has brought no weights itself asks a broker that has just been started again, before the engines
+    are back: it waits until they have said what they serve."""
 
     async def main() -> None:
         async with Cluster() as cluster:
-            who, _ = await world(cluster, tmp_path / "a")
+            who, engines = await world(cluster, tmp_path / "a")
             other = await trainer(cluster, tmp_path / "b")
             await who.update(source=TENSORS, version=3)
+            for server in engines:
+                greet = server.link._greet
+                server.link._greet = partial(asyncio.get_running_loop().call_later, 1.0, greet)  # type: ignore[method-assign]
             cluster.kill_broker()
             cluster.die(who.calls.link)
             await asyncio.sleep(1)
