@@ -109,6 +109,22 @@ def test_sticky_calls_leave_a_member_that_has_become_stale() -> None:
     assert calls(d.take()) == [b"2"]
 
 
+def test_members_that_become_stale_together_get_nothing_of_each_other() -> None:
+    """A sticky call that waits for room at one of them, which is full, waits on: the other is behind, too."""
+    d = driver()
+    caller, m0 = d.caller(), d.join("m0", 1)
+    d.call(caller, b"1", "s")
+    d.progress(m0, b"1")
+    d.join("m1", 1)
+    d.call(caller, b"2", "s")
+    d.take()
+    d.broker(caller, "set_version", ["engine", 1, "/1"])
+    assert calls(d.take()) == []
+    assert states(d) == {"m0": State.STALE, "m1": State.STALE}
+    join(d, "m2", 1)
+    assert given(d.take()) == [(b"2", "m2")]
+
+
 def test_an_older_version_than_its_own_changes_nothing() -> None:
     """Hellos may be old."""
     d = driver()

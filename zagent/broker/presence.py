@@ -156,15 +156,18 @@ class Presence:
     def set_version(self, pool: Pool, version: int, weights: str, now: float) -> None:
         """There are weights of that version: members with older ones get no calls until they have caught up."""
         pool.raise_version(version, weights)
+        fallen = []
         for member in pool.members.values():
             behind = member.version < pool.version
             if behind and member.state in (State.READY, State.SLOW):
                 member.become(State.STALE)
-                self._dispatch.requeue([member], now)
+                fallen.append(member)
             if behind and member.state is State.STALE:
                 self._remind(pool, member)
             elif member.state is State.STALE:
                 self._admit(pool, member)
+        if fallen:  # not before all of them are known: one would get what waited for the other
+            self._dispatch.requeue(fallen, now)
         self._dispatch.feed(pool, now)
 
     def _remind(self, pool: Pool, member: Member) -> None:
