@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,36 @@ import pytest
 from support.clusters import model_directory
 
 README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+EMBEDDING, TRAINING, TOOLS, LOOP = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+RUN_TRAINING = (
+    """
+import zagent
+from transformers import AutoModelForCausalLM
+
+
+def rows(count):
+    return zagent.DataProto(non_tensor_batch={"raw_prompt": [[{"role": "user", "content": "Hello"}]] * count})
+
+
+def train(batch):
+    trained.append(len(batch))
+
+
+trained = []
+if __name__ == "__main__":
+    config = zagent.Config.load(overrides=[
+        "engine.kind=sim", "engine.count=2", "worker.count=1", "rollout.response_length=16", "rollout.n=2",
+    ])
+    with zagent.AgentLoopManager.launch(config) as manager:
+        model = AutoModelForCausalLM.from_pretrained(manager.config.model.path)
+        batches, prompts = [rows(4), rows(5), rows(6)], [rows(1)] * 128
+"""
+    + textwrap.indent(TRAINING, " " * 8)
+    + """
+        print(trained, manager.version)
+"""
+)
 
 RUN_LOOP = """
 import zagent
@@ -65,19 +95,26 @@ def script(directory: Path, code: str) -> str:
 
 def test_embedding_block(directory: Path) -> None:
     """The dozen lines of embedding code print the shape and type they promise."""
-    assert script(directory, BLOCKS[0]) == "torch.Size([8, 64]) torch.float32\n"
+    assert script(directory, EMBEDDING) == "torch.Size([8, 64]) torch.float32\n"
+
+
+def test_training_block(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three batches one step off, with two updates between them; then 128 groups of two samples in batches of sixteen,
+    with an update after each four."""
+    monkeypatch.setenv("ZAGENT_README_MODEL", "tiny")  # which has weights
+    assert script(directory, RUN_TRAINING) == f"{[4, 5, 6] + [32] * 8} 4\n"
 
 
 def test_loop_block(directory: Path) -> None:
     """The loop of one's own runs in the workers: two turns of sixteen sampled tokens each."""
-    (directory / "my_loops.py").write_text(BLOCKS[2])
+    (directory / "my_loops.py").write_text(LOOP)
     assert script(directory, RUN_LOOP) == "[32, 32, 32] [3, 3, 3]\n"
 
 
 def test_tools_block(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tool is shown to the model and can be called, its reward function scores each row."""
     monkeypatch.setenv("ZAGENT_README_MODEL", "tiny")  # whose template takes tools
-    (directory / "my_tools.py").write_text(BLOCKS[1])
+    (directory / "my_tools.py").write_text(TOOLS)
     assert script(directory, RUN_TOOLS) == "[0.0, 0.0, 0.0] [2, 2, 2]\n19\n"
 
 
