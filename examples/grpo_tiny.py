@@ -221,8 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--engine", choices=("sglang", "sim"), default="sglang", help="sim: rewards by chance, for timing"
     )
     parser.add_argument("--model", default="tiny-early")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--prompts", type=int, default=16, help="per step")
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--prompts", type=int, default=8, help="per step")
     parser.add_argument("--samples", type=int, default=8, help="per prompt")
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
