@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.fake_rollouts import FakeRollouts
 from support.outcomes import ok
 from support.sampled_batch import after_a_step, sampled_batch, tiny_model
 from zagent.data_proto import DataProto
@@ -158,8 +159,6 @@ def test_prompts_are_new_ones(grpo_tiny: ModuleType) -> None:
 class Recorder:
     """A manager that only writes down what it is told."""
 
-    version = 0
-
     def __init__(self) -> None:
         self.told: list[Any] = []
 
@@ -181,6 +180,20 @@ def test_in_sync_each_batch_is_sampled_by_the_weights_of_the_moment(grpo_tiny: M
     assert manager.told == [("weights", "model"), ("generate", ["a", "a", "a'", "a'"])]
     assert [len(batch) for batch in batches] == [4]
     assert manager.told[2:] == [("weights", "model"), ("generate", ["b", "b", "b'", "b'"])]
+
+
+@pytest.mark.parametrize("mode", ["one_step_off", "fully_async"])
+def test_the_other_modes_give_batches_of_the_same_form(grpo_tiny: ModuleType, mode: str) -> None:
+    """As many, the samples of a prompt side by side, each prompt once; and the engines get the model in between."""
+    manager = FakeRollouts(seconds=lambda row: 0.0, partial_rollout=True)
+    found = list(grpo_tiny.MODES[mode](manager, grpo_tiny.new_prompts(options(), []), "model", 2))
+    assert [len(batch) for batch in found] == [8, 8, 8]
+    uids = [uid for batch in found for uid in batch.non_tensor_batch["uid"]]
+    assert uids[::2] == uids[1::2]
+    assert sorted(uids[::2]) == sorted(one.text for one in questions(5, 12))
+    pushed = [entry[1] for entry in manager.log if entry[0] == "update"]
+    assert set(pushed) == {"model"}
+    assert len(pushed) >= 2
 
 
 def test_accuracy_is_measured_greedily(grpo_tiny: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
