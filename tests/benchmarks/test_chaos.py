@@ -282,6 +282,15 @@ def test_what_ran_again_without_a_reason_is_noticed() -> None:
     assert checks.ledger_faults(ledger, [outcome(0, attempt=2)], [Stop("worker-0", 50, 5.0, 8.0)]) == []
 
 
+def test_a_process_that_stood_still_may_be_given_a_row_again() -> None:
+    """While it did the broker died, twice: the same attempt begins anew, but is never done twice."""
+    stood_still = [Stop("worker-0", 50, 2.0, 8.0)]
+    again = [*lines(0, turns=(0,)), *lines(0, at=9)]
+    assert checks.ledger_faults(again, [outcome(0)], stood_still) == []
+    assert "in turns [0, 0, 1]" in checks.ledger_faults(again, [outcome(0)])[0]
+    assert "in turns [0, 1, 0, 1]" in checks.ledger_faults([*lines(0), *lines(0, at=9)], [outcome(0)], stood_still)[0]
+
+
 @pytest.mark.parametrize(
     ("ledger", "fault"),
     [

@@ -21,7 +21,9 @@ from support.transformers_versions import Span, Versions, other_weights, spans_o
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-ROWS, LENGTH = 32, 256
+ROWS, LENGTH = 32, 768
+#: Nats. float32 in two implementations: of 24 576 tokens the worst was 1e-3 off; of wrong weights, 0.01 to 15.
+BOUND = 3e-3
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +165,9 @@ def test_aborted_rows_go_on_with_the_new_weights(
     check_in_flight(outputs, [before, before + 1, before + 2])
     found = differences(reference.recomputed, outputs)
     print(f"aborted: {found.size} tokens, at most {found.max():.1e} off")
-    assert found.max() < 1e-3
+    assert found.max() < BOUND
     wrong = differences(reference.recomputed, outputs[:4], lambda spans: [(before, 0, LENGTH)])
-    assert np.median(wrong) > 0.01
+    assert wrong.max() > 0.1  # of most tokens the model is sure in any case
     assert differences(reference.recomputed, outputs[:4], late).max() > 0.01
 
 
@@ -182,7 +184,7 @@ def test_rows_that_stand_still_go_on_with_the_kv_they_have(
     check_in_flight(outputs, [before, before + 1, before + 2])
     found = differences(reference.continued, outputs)
     print(f"in place: {found.size} tokens, at most {found.max():.1e} off")
-    assert found.max() < 1e-3
+    assert found.max() < BOUND
     assert differences(reference.recomputed, outputs[:4]).max() > 0.01
     assert differences(reference.continued, outputs[:4], late).max() > 0.01
 
