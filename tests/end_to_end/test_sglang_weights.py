@@ -154,8 +154,8 @@ def test_aborted_rows_go_on_with_the_new_weights(
     manager: zagent.AgentLoopManager, run: Any, reference: Versions
 ) -> None:
     """Two updates while 32 long rows generate: every row is whole, and each token is that of the weights it names, with
-    all before it computed anew by them: within BOUND of a float32 forward under each. Under the version before, or with the
-    changes one token later, they are far off."""
+    all before it computed anew by them: within BOUND of a float32 forward under each. Under the version before, or with
+    the changes one token later, they are far off."""
     before = manager.version
     running = Rows(manager, step=1)
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_aborted_rows_go_on_with_the_new_weights(
 def test_rows_that_stand_still_go_on_with_the_kv_they_have(
     manager: zagent.AgentLoopManager, run: Any, reference: Versions
 ) -> None:
-    """In place: within BOUND of a forward that keeps the former versions' KV; one that computes it anew is another one."""
+    """In place: within BOUND of a forward that keeps the former versions' KV; one that computes it anew is another."""
     before = manager.version
     running = Rows(manager, step=2)
     for _ in range(2):
