@@ -168,7 +168,7 @@ def test_aborted_rows_go_on_with_the_new_weights(
     assert found.max() < BOUND
     wrong = differences(reference.recomputed, outputs[:4], lambda spans: [(before, 0, LENGTH)])
     assert wrong.max() > 0.1  # of most tokens the model is sure in any case
-    assert differences(reference.recomputed, outputs[:4], late).max() > 0.01
+    assert differences(reference.recomputed, outputs, late).max() > 0.01
 
 
 def test_rows_that_stand_still_go_on_with_the_kv_they_have(
@@ -186,7 +186,7 @@ def test_rows_that_stand_still_go_on_with_the_kv_they_have(
     print(f"in place: {found.size} tokens, at most {found.max():.1e} off")
     assert found.max() < BOUND
     assert differences(reference.recomputed, outputs[:4]).max() > 0.01
-    assert differences(reference.continued, outputs[:4], late).max() > 0.01
+    assert differences(reference.continued, outputs, late).max() > 0.01
 
 
 def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, run: Any, reference: Versions) -> None:
@@ -197,7 +197,7 @@ def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, run: Any, referenc
     update(manager, reference, "wait")
     outputs = running.outputs()
     check_in_flight(outputs, [before])
-    assert differences(reference.recomputed, outputs[:8]).max() < 1e-3
+    assert differences(reference.recomputed, outputs[:8]).max() < BOUND
     out = manager.generate_sequences(rows(6, "single_turn_agent", validate=True))
     for row in range(6):
         mask = out.batch["attention_mask"][row].bool()
@@ -225,14 +225,14 @@ def test_kv_of_former_weights_is_not_found(manager: zagent.AgentLoopManager, run
     assert [answer.cached_tokens > 90 for answer in answers] == [False, True, False, True]
     for answer in answers:
         expected = reference.recomputed(prompt, list(answer.token_ids), answer.versions)
-        assert np.abs(np.asarray(answer.log_probs) - expected).max() < 1e-3
+        assert np.abs(np.asarray(answer.log_probs) - expected).max() < BOUND
 
 
 def test_an_engine_that_starts_again_serves_the_latest_weights(
     manager: zagent.AgentLoopManager, reference: Versions
 ) -> None:
-    """kill -9: it comes back with them before it gets a call; both engines give the same checksum, and rows are to 1e-3
-    those of the weights. (Last: it takes an engine's start.)"""
+    """kill -9: it comes back with them before it gets a call; both engines give the same checksum, and rows are within BOUND
+    those of the weights, within BOUND. (Last: it takes an engine's start.)"""
     version = update(manager, reference, "wait")
     victim = manager.status()["pools"]["engine"]["engine-0"]
     os.kill(victim["pid"], signal.SIGKILL)
@@ -246,7 +246,7 @@ def test_an_engine_that_starts_again_serves_the_latest_weights(
     running = Rows(manager, step=4)
     outputs = running.outputs()
     check_in_flight(outputs, [version])
-    assert differences(reference.recomputed, outputs).max() < 1e-3
+    assert differences(reference.recomputed, outputs).max() < BOUND
     assert manager.engine_stats()["engine-0"]["calls"] >= ROWS / 4
     sums = manager._ask(lambda: manager._control.on_members("engine", "checksum"))
     assert len(set(sums.values())) == 1 < len(sums)
