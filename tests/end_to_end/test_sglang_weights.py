@@ -231,7 +231,7 @@ def test_kv_of_former_weights_is_not_found(manager: zagent.AgentLoopManager, run
 def test_an_engine_that_starts_again_serves_the_latest_weights(
     manager: zagent.AgentLoopManager, reference: Versions
 ) -> None:
-    """kill -9: it comes back with them before it gets a call; both engines give the same checksum, and rows are within BOUND
+    """kill -9: it comes back with them before it gets a call; both engines give the same checksum, and rows are
     those of the weights, within BOUND. (Last: it takes an engine's start.)"""
     version = update(manager, reference, "wait")
     victim = manager.status()["pools"]["engine"]["engine-0"]
