@@ -69,8 +69,8 @@ class Continuing:
         videos]; None = the same."""
         if not self._told:
             return None
-        told, self._told = _joined(self._told), []
-        self._given = told if self._given is None else _joined([self._given, told])
+        told, self._told = joined(self._told), []
+        self._given = told if self._given is None else joined([self._given, told])
         prompt_ids, params, *media = argument
         if self._left is not None:
             self._left -= len(told.token_ids)
@@ -98,20 +98,20 @@ class Continuing:
             return rest
         expanded = rest.extra_fields.get("prompt_token_ids")
         extra = {} if expanded is None else {"prompt_token_ids": expanded[: -len(self._given.token_ids)]}
-        joined = _joined([self._given, rest])
+        tokens = joined([self._given, rest])
         prompt_length = len(extra["prompt_token_ids"]) if extra else self._prompt_length
         return replace(
             rest,
-            token_ids=joined.token_ids,
-            log_probs=joined.log_probs,
-            versions=joined.versions,
+            token_ids=tokens.token_ids,
+            log_probs=tokens.log_probs,
+            versions=tokens.versions,
             routed_experts=None if rest.routed_experts is None else _onwards(self._experts, rest.routed_experts),
             cached_tokens=min(rest.cached_tokens, prompt_length),
             extra_fields={**rest.extra_fields, **extra},
         )
 
 
-def _joined(parts: Sequence[TokenOutput]) -> TokenOutput:
+def joined(parts: Sequence[TokenOutput]) -> TokenOutput:
     """The tokens of the ``parts`` in a row."""
     parts = [part for part in parts if len(part.token_ids)]
     log_probs = [part.log_probs for part in parts if part.log_probs is not None]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from zagent.client.continuing import joined
 from zagent.config import SimConfig
 from zagent.engine.base import Progress
 from zagent.engine.sim.cache import BLOCK, PrefixCache, PrefixHasher
@@ -100,7 +102,7 @@ class SimModel:
             whole = done == answer.token_ids.size
             stretches.append(_output(answer.cut(done), version, aborted=not whole or call.aborts))
             if whole or not await self._goes_on(pace):
-                return stretches[0] if len(stretches) == 1 else _joined(stretches)
+                return stretches[0] if len(stretches) == 1 else _whole(stretches)
             call = _rest(call, answer.token_ids[:done])
             answer = self._answer(call)
 
@@ -142,16 +144,9 @@ def _output(answer: Answer, version: int, *, aborted: bool) -> TokenOutput:
     )
 
 
-def _joined(stretches: list[TokenOutput]) -> TokenOutput:
-    """One answer; neighbours of one version as one span."""
-    last, spans, start = stretches[-1], list[tuple[int, int, int]](), 0
-    for stretch in stretches:
-        (version, _, size), *_ = stretch.versions
-        begin = spans.pop()[1] if spans and spans[-1][0] == version else start
-        start += size
-        spans += [(version, begin, start)] if start > begin else []
-    last.token_ids = np.concatenate([one.token_ids for one in stretches])
-    if last.log_probs is not None:
-        last.log_probs = np.concatenate([one.log_probs for one in stretches if one.log_probs is not None])
-    last.versions = spans
-    return last
+def _whole(stretches: list[TokenOutput]) -> TokenOutput:
+    """One answer of them."""
+    if not any(len(one.token_ids) for one in stretches):
+        return stretches[-1]
+    tokens = joined(stretches)
+    return replace(stretches[-1], token_ids=tokens.token_ids, log_probs=tokens.log_probs, versions=tokens.versions)
