@@ -14,8 +14,8 @@ demo: .venv/ready
 # Everything: `check`, then real processes, real sockets and real SGLang, and a short form of `chaos`. Whole clusters start
 # in seconds, but other work on the same cores may slow them many times.
 test: check
-	$(PYTEST) $(PARALLEL) --timeout 180 -m 'not sglang' tests/end_to_end tests/chaos
-	$(PYTEST) -m sglang tests/end_to_end
+	$(PYTEST) $(PARALLEL) --timeout 180 --durations 10 -m 'not sglang' tests/end_to_end tests/chaos
+	$(PYTEST) --durations 30 -m sglang tests/end_to_end
 
 # Format, lint, types, unit tests; under two minutes.
 check: .venv/ready

@@ -22,8 +22,10 @@ from support.transformers_versions import Span, Versions, other_weights, spans_o
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 ROWS, LENGTH = 32, 768
-#: Nats. float32 in two implementations: of 24 576 tokens the worst was 1e-3 off; of wrong weights, 0.01 to 15.
-BOUND = 3e-3
+#: Nats, of all but one token in a thousand, and of every one. Two float32 forwards (the engine's and ours) are each off
+#: from float64 by 1e-4 at that one in a thousand; at the worst of 24 576 tokens, at the same places, by 3e-4 to 4e-3.
+#: By wrong weights some are 10 off.
+MOST, WORST = 5e-4, 0.5
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,13 @@ def differences(reference: Any, outputs: list[zagent.AgentLoopOutput], change: A
     return np.concatenate(found)
 
 
+def agree(found: np.ndarray) -> bool:
+    """Whether these differences are float32's alone."""
+    most, worst = float(np.quantile(found, 0.999)), float(found.max())
+    print(f"{found.size} tokens: one in a thousand is more than {most:.1e} off, the worst {worst:.1e}")
+    return most < MOST and worst < WORST
+
+
 def check_in_flight(outputs: list[zagent.AgentLoopOutput], versions: list[int]) -> None:
     """Whole rows, each token of one of these versions, in order; all rows have lived through the last change."""
     for output in outputs:
@@ -154,8 +163,8 @@ def test_aborted_rows_go_on_with_the_new_weights(
     manager: zagent.AgentLoopManager, run: Any, reference: Versions
 ) -> None:
     """Two updates while 32 long rows generate: every row is whole, and each token is that of the weights it names, with
-    all before it computed anew by them: within BOUND of a float32 forward under each. Under the version before, or with
-    the changes one token later, they are far off."""
+    all before it computed anew by them: they agree with a float32 forward under each. Under the version before, or with
+    the changes one token later, they do not."""
     before = manager.version
     running = Rows(manager, step=1)
     for _ in range(2):
@@ -163,18 +172,15 @@ def test_aborted_rows_go_on_with_the_new_weights(
         update(manager, reference, "abort")
     outputs = running.outputs()
     check_in_flight(outputs, [before, before + 1, before + 2])
-    found = differences(reference.recomputed, outputs)
-    print(f"aborted: {found.size} tokens, at most {found.max():.1e} off")
-    assert found.max() < BOUND
-    wrong = differences(reference.recomputed, outputs[:4], lambda spans: [(before, 0, LENGTH)])
-    assert wrong.max() > 0.1  # of most tokens the model is sure in any case
-    assert differences(reference.recomputed, outputs, late).max() > 0.01
+    assert agree(differences(reference.recomputed, outputs))
+    assert not agree(differences(reference.recomputed, outputs[:4], lambda spans: [(before, 0, LENGTH)]))
+    assert not agree(differences(reference.recomputed, outputs, late))
 
 
 def test_rows_that_stand_still_go_on_with_the_kv_they_have(
     manager: zagent.AgentLoopManager, run: Any, reference: Versions
 ) -> None:
-    """In place: within BOUND of a forward that keeps the former versions' KV; one that computes it anew is another."""
+    """In place: they agree with a forward that keeps the former versions' KV; one that computes it anew is another."""
     before = manager.version
     running = Rows(manager, step=2)
     for _ in range(2):
@@ -182,11 +188,9 @@ def test_rows_that_stand_still_go_on_with_the_kv_they_have(
         update(manager, reference, "in_place")
     outputs = running.outputs()
     check_in_flight(outputs, [before, before + 1, before + 2])
-    found = differences(reference.continued, outputs)
-    print(f"in place: {found.size} tokens, at most {found.max():.1e} off")
-    assert found.max() < BOUND
-    assert differences(reference.recomputed, outputs[:4]).max() > 0.01
-    assert differences(reference.continued, outputs, late).max() > 0.01
+    assert agree(differences(reference.continued, outputs))
+    assert not agree(differences(reference.recomputed, outputs[:4]))
+    assert not agree(differences(reference.continued, outputs, late))
 
 
 def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, run: Any, reference: Versions) -> None:
@@ -197,7 +201,7 @@ def test_wait_lets_rows_end(manager: zagent.AgentLoopManager, run: Any, referenc
     update(manager, reference, "wait")
     outputs = running.outputs()
     check_in_flight(outputs, [before])
-    assert differences(reference.recomputed, outputs[:8]).max() < BOUND
+    assert agree(differences(reference.recomputed, outputs[:8]))
     out = manager.generate_sequences(rows(6, "single_turn_agent", validate=True))
     for row in range(6):
         mask = out.batch["attention_mask"][row].bool()
@@ -225,14 +229,14 @@ def test_kv_of_former_weights_is_not_found(manager: zagent.AgentLoopManager, run
     assert [answer.cached_tokens > 90 for answer in answers] == [False, True, False, True]
     for answer in answers:
         expected = reference.recomputed(prompt, list(answer.token_ids), answer.versions)
-        assert np.abs(np.asarray(answer.log_probs) - expected).max() < BOUND
+        assert agree(np.abs(np.asarray(answer.log_probs) - expected))
 
 
 def test_an_engine_that_starts_again_serves_the_latest_weights(
     manager: zagent.AgentLoopManager, reference: Versions
 ) -> None:
     """kill -9: it comes back with them before it gets a call; both engines give the same checksum, and rows are
-    those of the weights, within BOUND. (Last: it takes an engine's start.)"""
+    those of the weights. (Last: it takes an engine's start.)"""
     version = update(manager, reference, "wait")
     victim = manager.status()["pools"]["engine"]["engine-0"]
     os.kill(victim["pid"], signal.SIGKILL)
@@ -246,7 +250,7 @@ def test_an_engine_that_starts_again_serves_the_latest_weights(
     running = Rows(manager, step=4)
     outputs = running.outputs()
     check_in_flight(outputs, [version])
-    assert differences(reference.recomputed, outputs).max() < BOUND
+    assert agree(differences(reference.recomputed, outputs))
     assert manager.engine_stats()["engine-0"]["calls"] >= ROWS / 4
     sums = manager._ask(lambda: manager._control.on_members("engine", "checksum"))
     assert len(set(sums.values())) == 1 < len(sums)
