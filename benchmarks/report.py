@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from benchmarks.suite import Figure
 
@@ -30,20 +30,35 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+class Table:
+    """``<name>.csv`` in ``directory``, a context manager: each figure is in the file once it is recorded, so that a run
+    which is ended early leaves those it had. Without figures there is no file."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._path = directory / f"{name}.csv"
+        self._path.unlink(missing_ok=True)
+        self._file: TextIO | None = None
+        self.figures: list[Figure] = []
+
+    def __enter__(self) -> Table:
+        return self
+
+    def record(self, figure: Figure) -> None:
+        self.figures.append(figure)
+        if self._file is None:
+            self._file = self._path.open("w", newline="", buffering=1)  # line by line
+            csv.writer(self._file).writerow(Figure._fields)
+        csv.writer(self._file).writerow(figure)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 def write(directory: Path, facts: Mapping[str, Any], results: Sequence[Measured], left_out: Mapping[str, str]) -> None:
-    """``<name>.csv`` of every benchmark with figures, `report.json` and `report.md`."""
-    for result in results:
-        if result.figures:
-            _write_csv(directory / f"{result.name}.csv", result.figures)
+    """`report.json` and `report.md`."""
     (directory / "report.json").write_text(json.dumps(_document(facts, results, left_out), indent=1) + "\n")
     (directory / "report.md").write_text(text(facts, results, left_out))
-
-
-def _write_csv(file: Path, figures: Sequence[Figure]) -> None:
-    with file.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(Figure._fields)
-        writer.writerows(figures)
 
 
 def _document(facts: Mapping[str, Any], results: Sequence[Measured], left_out: Mapping[str, str]) -> dict[str, Any]:

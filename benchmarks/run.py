@@ -2,8 +2,8 @@
 
     python -m benchmarks.run [--only NAME …] [--peers A,B] [--quick] [--repeats N] [--trace FILE] [--out DIR]
 
-Writes a CSV file per benchmark, report.json, report.md and the plots, and prints the tables. The exit status is 1 if a
-benchmark failed; the others run all the same.
+Writes a CSV file per benchmark as its figures come, report.json, report.md and the plots, and prints the tables. The
+exit status is 1 if a benchmark failed; the others run all the same.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import shlex
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from benchmarks import report
 from benchmarks.report import Measured
 from benchmarks.report_facts import facts
-from benchmarks.suite import Benchmark, Figure, Options, missing
+from benchmarks.suite import Benchmark, Options, missing
 
 #: By name, in the order they run. Only those that run are imported; one that cannot be is reported like one that fails.
 BENCHMARKS: Mapping[str, str] = {
@@ -88,16 +89,22 @@ def load(name: str) -> Benchmark:
 
 def measure(name: str, benchmark: Benchmark, options: Options, command: str) -> Measured:
     """Run one benchmark; an error of any kind is part of the result, as are the figures taken before it."""
-    figures: list[Figure] = []
     began = time.monotonic()
-    try:
-        benchmark.run(options, figures.append)
-        table = benchmark.table(figures)
-        plots = benchmark.plots(figures, options.out) if report.can_plot() else []
-    except Exception:
-        error = traceback.format_exc()
-        return Measured(name, command, time.monotonic() - began, tuple(figures), error=error)
+    with report.Table(options.out, name) as taken:
+        figures = taken.figures
+        try:
+            benchmark.run(options, taken.record)
+            table = benchmark.table(figures)
+            plots = benchmark.plots(figures, options.out) if report.can_plot() else []
+        except Exception:
+            error = traceback.format_exc()
+            return Measured(name, command, time.monotonic() - began, tuple(figures), error=error)
     return Measured(name, command, time.monotonic() - began, tuple(figures), table, tuple(p.name for p in plots))
+
+
+def _terminated(signum: int, frame: object) -> NoReturn:
+    """SIGTERM, made an exception as Ctrl-C is, so that every context manager ends its processes."""
+    sys.exit(128 + signum)
 
 
 def command_of(name: str, options: argparse.Namespace) -> str:
@@ -165,4 +172,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(main())

@@ -96,6 +96,20 @@ def test_a_csv_has_a_row_per_figure(benchmarks, tmp_path):
     ]
 
 
+def test_a_run_that_is_ended_keeps_its_figures(benchmarks, tmp_path, monkeypatch):
+    """Those that were recorded before Ctrl-C (or SIGTERM, which is made one) are in the file."""
+
+    def interrupted(options: Options, record: Record) -> None:
+        record(Figure("good", "a", "zagent", 0, "seconds", 2.5, "s"))
+        assert "2.5" in (tmp_path / "good.csv").read_text()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmarks["good"], "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.main(["--only", "good", "--out", str(tmp_path)])
+    assert (tmp_path / "good.csv").read_text().splitlines()[1] == "good,a,zagent,0,seconds,2.5,s"
+
+
 def test_the_report_says_how_it_was_made(benchmarks, tmp_path):
     """Machine, versions, each benchmark's own command, and who was left out."""
     run.main(["--only", "good", "--repeats", "3", "--quick", "--out", str(tmp_path)])
