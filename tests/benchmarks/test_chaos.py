@@ -36,7 +36,7 @@ from benchmarks.chaos.run import (
 from benchmarks.chaos.script import KINDS, ROOMS, Action, actions, chosen, slow_spells
 from benchmarks.chaos.watch import Snapshot
 from benchmarks.chaos.wreck import Wrecker
-from support.processes import eventually
+from support.processes import Popen, eventually
 
 # ---- the script -----------------------------------------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ def test_whatever_is_left_is_named(tmp_path: Path) -> None:
     assert left_behind("chaos-left", tmp_path) == [f"{tmp_path} is left"]
     assert left_behind("chaos-left", run_dir_of(f"ipc://{tmp_path}/gone/b")) == []
     assert left_behind("chaos-left", run_dir_of("tcp://127.0.0.1:1")) == []
-    with subprocess.Popen(["sleep", "600"], env={"ZAGENT_RUN_ID": "chaos-left", "PATH": "/usr/bin:/bin"}) as process:
+    with Popen(["sleep", "600"], env={"ZAGENT_RUN_ID": "chaos-left", "PATH": "/usr/bin:/bin"}) as process:
         found = eventually(lambda: left_behind("chaos-left", None))
         process.kill()
     assert found == [f"process {process.pid} () is left"]
@@ -432,7 +432,7 @@ class FakeWatch:
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
     """A process that does nothing, and ends with the test."""
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
@@ -557,7 +557,7 @@ def test_rows_have_names_of_their_own(tmp_path: Path) -> None:
 def test_processes_are_found_by_what_is_in_their_environment() -> None:
     """By run id, by child's name; and what they hold."""
     env = {"ZAGENT_RUN_ID": "chaos-test", "ZAGENT_CHILD": "broker", "PATH": "/usr/bin:/bin"}
-    with subprocess.Popen(["sleep", "600"], env=env) as process:
+    with Popen(["sleep", "600"], env=env) as process:
         try:
             eventually(lambda: procfs.of_run("chaos-test"))  # between fork and exec it has our environment
             assert procfs.of_run("chaos-test") == {process.pid: "broker"}

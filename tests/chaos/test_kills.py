@@ -18,7 +18,7 @@ import pytest
 import zagent
 from benchmarks import procfs
 from support.clusters import questions, sim_config, sim_overrides
-from support.processes import eventually, with_run_id
+from support.processes import Popen, eventually, with_run_id
 
 #: A row takes a second: long enough to be killed in.
 SPEED = "engine.sim.decode_tokens_per_s=32"
@@ -141,7 +141,7 @@ def test_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(TRAINER)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, str(tmp_path / "trainer.py"), json.dumps(sim_overrides(tmp_path, NEVER))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as trainer:
+    with Popen(command, stdout=subprocess.PIPE, env=env, text=True) as trainer:
         assert trainer.stdout is not None
         run_id, endpoint, loader = json.loads(trainer.stdout.readline())
         try:

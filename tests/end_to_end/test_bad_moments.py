@@ -15,7 +15,7 @@ import pytest
 
 import zagent
 from support.clusters import questions, sim_config, sim_overrides
-from support.processes import eventually, with_run_id
+from support.processes import Popen, eventually, with_run_id
 
 #: Rows that take minutes: nothing here waits for one to end.
 SLOW = ("engine.sim.decode_tokens_per_s=0.1", "engine.count=1")
@@ -29,7 +29,7 @@ def busy(manager: zagent.AgentLoopManager, rows: int) -> None:
 def test_a_connected_trainer_hears_that_the_cluster_is_gone(tmp_path: Path) -> None:
     """kill -9 of the launcher that somebody else started: rows fail with the reason, nothing waits for ever."""
     command = [sys.executable, "-m", "zagent.launch", *sim_overrides(tmp_path, *SLOW)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().split()[3]
         with zagent.AgentLoopManager.connect(endpoint) as manager:

@@ -16,6 +16,7 @@ import pytest
 
 import zagent
 from support.clusters import questions, sim_overrides
+from support.processes import Popen
 
 LAUNCH = [sys.executable, "-m", "zagent.launch"]
 
@@ -89,7 +90,7 @@ def test_serve_over_tcp(tmp_path: Path) -> None:
         "engine.count=6",
         "engine.sim.per_process=4",
     )
-    with subprocess.Popen([*LAUNCH, *overrides], stdout=subprocess.PIPE, text=True, env=os.environ) as server:
+    with Popen([*LAUNCH, *overrides], stdout=subprocess.PIPE, text=True, env=os.environ) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().split()[3]
         with ending(server), zagent.AgentLoopManager.connect(endpoint) as manager:

@@ -21,7 +21,7 @@ import zagent
 from support.clusters import questions, sim_config, sim_overrides
 from support.echo import Echo, Peer
 from support.key_files import both
-from support.processes import PATIENCE_S, eventually, with_run_id
+from support.processes import PATIENCE_S, Popen, eventually, with_run_id
 from support.raw_peer import RawPeer, message
 from zagent import __version__, errors
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
@@ -284,9 +284,7 @@ def test_over_tcp_the_client_file_is_the_way_in(tmp_path: Path) -> None:
     or with another one, nobody answers, and that is counted."""
     overrides = sim_overrides(tmp_path, "broker.endpoint=tcp://127.0.0.1:0", f"broker.keys={tmp_path}/k")
     copy, other = tmp_path / "copy", both(tmp_path / "other")[0]
-    with subprocess.Popen(
-        [sys.executable, "-m", "zagent.launch", *overrides], stdout=subprocess.PIPE, text=True
-    ) as run:
+    with Popen([sys.executable, "-m", "zagent.launch", *overrides], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         endpoint = run.stdout.readline().split()[3]
         try:
@@ -371,7 +369,7 @@ def test_a_broker_without_files_to_open_lives(kind: str, tmp_path: Path) -> None
                 assert await other.ask(b"after") == [b"after"]
             assert peer.reconnections == 0
 
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as broker:
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as broker:
         try:
             asyncio.run(main(broker))
             assert broker.poll() is None
@@ -398,7 +396,7 @@ def test_an_endpoint_can_be_bound_again_right_after_kill_9(kind: str, tmp_path: 
                 await asyncio.wait_for(peer.reconnected.wait(), PATIENCE_S)
                 assert await peer.ask(b"again") == [b"again"]
 
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
+    with Popen(command, stdout=subprocess.PIPE, text=True) as broker:
         try:
             asyncio.run(main(broker))
         finally:

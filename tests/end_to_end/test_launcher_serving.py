@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support import fake_launch
-from support.processes import eventually, with_run_id
+from support.processes import Popen, eventually, with_run_id
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def serving(overrides: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A launcher with tiny rooms, in a process group of its own."""
     path = {"PYTHONPATH": str(Path(fake_launch.__file__).parents[1])}
     arguments = [sys.executable, fake_launch.__file__, "endpointed", "deaf", "-", *overrides]
-    with subprocess.Popen(
+    with Popen(
         arguments, stdout=subprocess.PIPE, env={**os.environ, **path}, text=True, start_new_session=True
     ) as process:
         yield process
@@ -83,7 +83,7 @@ def test_a_very_long_tmpdir_still_serves(overrides: list[str], tmp_path: Path) -
     deep.mkdir()
     env = {**os.environ, "PYTHONPATH": str(Path(fake_launch.__file__).parents[1]), "TMPDIR": str(deep)}
     arguments = [sys.executable, fake_launch.__file__, "endpointed", "-", "-", *overrides]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
+    with Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
         run_id, run_dir = announced(process)
         process.terminate()
         _, log = process.communicate(timeout=20)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.clusters import model_directory, sim_overrides
-from support.processes import eventually, with_run_id
+from support.processes import Popen, eventually, with_run_id
 
 #: A trainer: launches, says who it is, gets one batch done, and then does as it was told.
 TRAINER = """
@@ -44,7 +44,7 @@ def end(tmp_path: Path, overrides: list[str], ending: str) -> None:
     then, act, status = ENDINGS[ending]
     (tmp_path / "trainer.py").write_text(TRAINER)
     command = [sys.executable, str(tmp_path / "trainer.py"), json.dumps([overrides, then])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trainer:
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         run_id, run_dir = json.loads(trainer.stdout.readline())
         assert trainer.stdout.readline() == "ok\n"

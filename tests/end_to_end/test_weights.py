@@ -17,7 +17,7 @@ import torch
 
 import zagent
 from support.clusters import questions, sim_config, sim_overrides
-from support.processes import eventually, running, with_run_id
+from support.processes import Popen, eventually, running, with_run_id
 from zagent.errors import InputError
 
 MODES = ("wait", "abort", "in_place")
@@ -184,7 +184,7 @@ def test_a_trainer_is_killed_during_an_update(mode: Any, manager: zagent.AgentLo
     command = [sys.executable, "-c", TRAINER, manager.endpoint, mode]
     os.kill(victim, signal.SIGSTOP)
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        with Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
             eventually(lambda: manager.status()["gated"] == ["engine"])
             trainer.kill()
         eventually(lambda: manager.status()["gated"] == [])
@@ -228,7 +228,7 @@ def test_nothing_is_left_in_memory(tmp_path: Path) -> None:
 def test_nothing_is_left_of_a_killed_launcher(tmp_path: Path) -> None:
     """kill -9 of the launcher: its janitor removes the weights as well, whoever wrote them."""
     command = [sys.executable, "-m", "zagent.launch", *sim_overrides(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         endpoint = server.stdout.readline().split()[3]
         with zagent.AgentLoopManager.connect(endpoint) as manager:
@@ -252,9 +252,9 @@ if __name__ == "__main__":
 def test_nothing_is_left_of_a_killed_trainer(tmp_path: Path) -> None:
     """kill -9 of the trainer that launched it all, while it writes one version after the other."""
     command = [sys.executable, "-c", LAUNCHING, json.dumps(sim_overrides(tmp_path))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+    with Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         run_id = trainer.stdout.readline().strip()
-        eventually(lambda: any(Path(path).name.startswith("3-") for path in weights_of(run_id)))
+        eventually(lambda: any(int(Path(path).name.partition("-")[0]) >= 3 for path in weights_of(run_id)))
         trainer.kill()
     eventually(lambda: not with_run_id(run_id) and not in_memory(run_id))

@@ -15,7 +15,7 @@ import pytest
 
 from launcher import logs, rundir
 from launcher.record import FILE_NAME, Record
-from support.processes import eventually, running
+from support.processes import Popen, eventually, running
 from zagent.errors import ConfigError
 
 
@@ -118,7 +118,7 @@ def test_a_dead_runs_directory_and_shared_memory_are_swept(place: Path, dead: Re
 def test_a_run_that_its_own_janitor_cleans_up_is_left_to_it(place: Path, dead: Record) -> None:
     """It knows the children's sessions; a sweep that killed it and took its record would leave strays for good."""
     janitor = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "launcher.janitor"]
-    with subprocess.Popen(janitor, env={**os.environ, "ZAGENT_RUN_ID": dead.run_id}) as process:
+    with Popen(janitor, env={**os.environ, "ZAGENT_RUN_ID": dead.run_id}) as process:
         eventually(lambda: dead.run_id in Path(f"/proc/{process.pid}/environ").read_text())
         path = leave(place, dead)
         assert rundir.sweep([place]) == []
@@ -132,7 +132,7 @@ def test_a_run_that_its_own_janitor_cleans_up_is_left_to_it(place: Path, dead: R
 def test_processes_of_a_dead_run_are_swept(place: Path, dead: Record) -> None:
     """Strays are found by the run id in their environment."""
     sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(sleeper, env={**os.environ, "ZAGENT_RUN_ID": dead.run_id}) as stray:
+    with Popen(sleeper, env={**os.environ, "ZAGENT_RUN_ID": dead.run_id}) as stray:
         # until exec the entry in /proc still has our own environment
         eventually(lambda: dead.run_id in Path(f"/proc/{stray.pid}/environ").read_text())
         leave(place, dead)

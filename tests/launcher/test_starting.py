@@ -18,7 +18,7 @@ from launcher import entry, processes, tracker
 from launcher.child import Child
 from launcher.heartbeat import OUT_OF_MEMORY
 from support.environments import environment
-from support.processes import PATIENCE_S, RUN_ID, eventually, running, spec
+from support.processes import PATIENCE_S, RUN_ID, Popen, eventually, running, spec
 from zagent.errors import ConfigError, StartupError
 
 Work = Callable[[Child], Any]
@@ -189,7 +189,7 @@ asyncio.run(main())
 def test_it_dies_with_its_launcher(tmp_path: Path, python: str) -> None:
     """At once, by the kernel, whatever it is doing."""
     command = [python, "-c", LAUNCHER, python, str(tmp_path / "log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+    with Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         child = int(launcher.stdout.readline())
         assert running(child)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from launcher.specs import ChildSpec, Member
@@ -43,6 +45,17 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+class Popen(subprocess.Popen[Any]):
+    """As a context manager it kills the process where the test fails, instead of waiting for its end for good."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, trace)
 
 
 def eventually(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
