@@ -12,7 +12,7 @@ from support.cluster_in_memory import Cluster
 from support.virtual_clock import run
 from zagent.client.llm_client import FRUITLESS, AsyncLLMServerManager, pack_output
 from zagent.engine.server import EngineServer
-from zagent.errors import DeadlineExceeded, InvalidRequest
+from zagent.errors import DeadlineExceeded, InvalidRequest, TransientError
 from zagent.types import TokenOutput
 from zagent.wire.messages import Call
 
@@ -183,18 +183,59 @@ def test_each_call_is_asked_for_what_is_left() -> None:
     assert (len(answer.token_ids), answer.versions, answer.stop_reason) == (17, [(3, 0, 17)], "stop")
 
 
-def test_ten_aborts_without_a_token_in_a_row_end_it() -> None:
-    """Something is wrong with the engine: the answer is what there is, and an abort."""
-    answer, member = scripted(5, 0, 0)
-    assert (answer.stop_reason, len(answer.token_ids)) == ("abort", 5)
-    assert len(member.asked) == 1 + FRUITLESS == 11
+def test_an_engine_that_breaks_everything_off_is_an_error() -> None:
+    """An abort never passes for an answer: after many without a token in a row, with waits between them, the call
+    fails. What waits longest for that has waited a minute."""
+
+    async def main() -> tuple[int, float]:
+        async with Cluster() as cluster:
+            member = Scripted(5, 0, 0)
+            await cluster.member("m", {"generate": member.generate})
+            with pytest.raises(TransientError, match="30 calls in a row were broken off before their first token"):
+                await (await manager(cluster)).generate("s", [1, 2], {"max_new_tokens": 50})
+            assert cluster.quiet()
+            return len(member.asked), now()
+
+    asked, seconds = run(main())
+    assert asked == 1 + FRUITLESS == 31
+    assert 30 < seconds < 60
 
 
 def test_a_token_now_and_then_is_enough() -> None:
-    """Nine aborts without one, one with, and nine more: it goes on."""
-    nine = [0] * (FRUITLESS - 1)
-    answer, member = scripted(*nine, 1, *nine, 4, 4)
-    assert (answer.stop_reason, len(answer.token_ids), len(member.asked)) == ("stop", 5, 20)
+    """All aborts but one without one, one with, and as many more: it goes on."""
+    many = [0] * (FRUITLESS - 1)
+    answer, member = scripted(*many, 1, *many, 4, 4)
+    assert (answer.stop_reason, len(answer.token_ids), len(member.asked)) == ("stop", 5, 2 * FRUITLESS)
+
+
+def test_updates_in_quick_succession_do_not_end_what_waits_for_its_turn() -> None:
+    """An engine that takes one call at a time, all broken off twenty times, five times a second: each is whole."""
+
+    async def main() -> list[tuple[str, int]]:
+        async with Cluster() as cluster:
+            server = await cluster.engine(credits=4, max_batch=1, **SIM)
+            llm = await manager(cluster)
+            calls = [llm.generate(name, PROMPT, {"max_new_tokens": 20, "sampling_seed": 1}) for name in "abcd"]
+            breaking = asyncio.create_task(break_off([server], *(0.05 + 0.2 * i for i in range(20))))
+            answers = await asyncio.gather(*calls)
+            await breaking
+            return [(answer.stop_reason, len(answer.token_ids)) for answer in answers]
+
+    assert run(main()) == [("length", 20)] * 4
+
+
+def test_the_time_limit_also_counts_the_waits_for_another_try() -> None:
+    """A call that never begins ends when its time does."""
+
+    async def main() -> float:
+        async with Cluster() as cluster:
+            member = Scripted(0, 0)
+            await cluster.member("m", {"generate": member.generate})
+            with pytest.raises(DeadlineExceeded):
+                await (await manager(cluster, timeout=4.0)).generate("s", [1], {})
+            return now()
+
+    assert run(main()) == pytest.approx(4, abs=0.1)
 
 
 def test_the_time_limit_is_one_over_all_calls() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from zagent.errors import ConfigError
@@ -38,13 +40,18 @@ def taken(core: Admission) -> list[int]:
         (Limits(16, staleness_threshold=1.0), 32, 1),
         (Limits(16, staleness_threshold=1.5), 40, 2),
         (Limits(16, staleness_threshold=3.0), 64, 3),
-        (Limits(16, over_sample=4), 20, 1),
         (Limits(16, staleness_threshold=0.01), 16, 0),
+        (Limits(16, staleness_threshold=0.01, over_sample=4), 20, 1),
+        (Limits(16, staleness_threshold=0.5, over_sample=4), 28, 1),
+        (Limits(16, staleness_threshold=0.5, over_sample=9), 32, 1),
+        (Limits(16, over_sample=4), 16, 0),
+        (Limits(2, trigger_parameter_sync_step=2, over_sample=2), 4, 0),
+        (Limits(1, staleness_threshold=3.0, over_sample=50), 4, 3),
     ],
 )
 def test_the_formulas(limits: Limits, most: int, staleness: int) -> None:
-    """required × (1 + staleness_threshold) × trigger_parameter_sync_step, cut to an integer; and the updates that the
-    last of so many groups may wait."""
+    """required × (1 + staleness_threshold) × trigger_parameter_sync_step, cut to an integer; `over_sample` more where
+    they have seats; and the updates that the last of so many groups may wait: the threshold, rounded up, at most."""
     assert limits.max_required_samples == limits.queue_size == most
     assert limits.max_staleness == staleness
 
@@ -60,12 +67,18 @@ def test_the_formulas(limits: Limits, most: int, staleness: int) -> None:
         ({"staleness_threshold": float("inf")}, "staleness_threshold must be at least 0"),
         ({"max_concurrent_samples": 0}, "max_concurrent_samples must be at least 1"),
         ({"max_queue_size": 7}, "max_queue_size=7: a batch needs 8"),
+        ({"max_queue_size": -1}, "max_queue_size must be at least 1, got -1"),
+        ({"required_samples": 2.5}, "required_samples must be a whole number, got 2.5"),
+        ({"required_samples": True}, "required_samples must be a whole number, got True"),
+        ({"trigger_parameter_sync_step": "4"}, "trigger_parameter_sync_step must be a whole number, got '4'"),
+        ({"staleness_threshold": "0.5"}, "staleness_threshold must be a number, got '0.5'"),
+        ({"staleness_threshold": None}, "staleness_threshold must be a number, got None"),
     ],
 )
-def test_limits_that_nothing_could_pass_are_refused(wrong: dict[str, float], match: str) -> None:
-    """By name."""
+def test_limits_that_nothing_could_pass_are_refused(wrong: dict[str, Any], match: str) -> None:
+    """By name and value."""
     with pytest.raises(ConfigError, match=match):
-        Limits(**{"required_samples": 8, **wrong})  # type: ignore[arg-type]
+        Limits(**{"required_samples": 8, **wrong})
 
 
 def test_threshold_0_is_on_policy() -> None:
@@ -178,6 +191,48 @@ def test_updates_are_counted_not_version_numbers() -> None:
     assert (core.age(10), core.age(20), core.age(21)) == (1, 0, 0)
     assert taken(core) == [1]
     assert core.staleness == {0: 1, 1: 1}
+
+
+def test_several_updates_at_once_are_as_many_windows() -> None:
+    """Each version between may have been one: what was sampled by it is as old as that makes it."""
+    core = Admission(Limits(1, staleness_threshold=3.0))
+    core.advance(5, updates=3)
+    assert [core.age(version) for version in (0, 2, 3, 4, 5)] == [3, 3, 2, 1, 0]
+    with pytest.raises(ValueError, match="version 6 comes after 5"):
+        core.advance(6, updates=3)
+
+
+def test_what_is_put_back_was_not_taken() -> None:
+    """It comes before others as old, and the window has its seats again."""
+    core = Admission(Limits(2, staleness_threshold=1.0))
+    finished(core, *admitted(core))
+    assert taken(core) == [0, 1]
+    assert core.update_due
+    assert core.put_back([0, 1]) == []
+    assert (core.update_due, core.finished, core.opened, core.staleness) == (False, 4, 4, {})
+    assert taken(core) == [0, 1]
+
+
+def test_what_is_put_back_after_an_update_counts_in_that_window_or_is_too_stale() -> None:
+    """Of the former it takes a seat; of the latter it is told. Long ago, nothing changes any more."""
+    core = Admission(Limits(1, staleness_threshold=1.0))
+    finished(core, *admitted(core))
+    assert taken(core) == [0]
+    core.advance(1)
+    assert core.opened == 1
+    assert core.put_back([0]) == []
+    assert (core.opened, core.finished, core.staleness) == (2, 2, {})
+    assert taken(core) == [0]
+    core.advance(2)
+    assert core.put_back([0]) == [0]
+    assert core.dropped == {"stale": 2}
+    finished(core, *admitted(core))
+    batch = taken(core)
+    for version in (3, 4, 5):
+        core.advance(version)
+    counted = core.staleness.copy()
+    assert core.put_back(batch) == batch
+    assert core.staleness == counted
 
 
 def test_what_is_too_stale_is_dropped_and_counted() -> None:

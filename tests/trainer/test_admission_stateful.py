@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -23,18 +24,20 @@ class Punctual(RuleBasedStateMachine):
             st.integers(1, 3),
             trigger_parameter_sync_step=st.integers(1, 3),
             staleness_threshold=st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]),
-            over_sample=st.integers(0, 3),
+            over_sample=st.integers(0, 3) | st.just(50),
             max_concurrent_samples=st.none() | st.integers(1, 5),
             max_queue_size=st.none() | st.integers(3, 9),
         )
     )
     def begin(self, limits: Limits) -> None:
         self.limits = limits
+        assert limits.max_staleness <= math.ceil(limits.staleness_threshold)
         self.core = Admission(self.limits, version=5)
         self.updates = [5]
         self.running: dict[int, int] = {}  # group -> number of updates when its oldest token can have been sampled
         self.finished: dict[int, int] = {}
         self.taken: list[int] = []
+        self.last: dict[int, int] = {}  # the last batch, if it was taken in this window
         self.dropped: Counter[str] = Counter()
         self.begun = 0  # that count in this window
         self.taken_now = 0
@@ -81,9 +84,20 @@ class Punctual(RuleBasedStateMachine):
         assert len(batch) == self.limits.required_samples
         self.core.take(batch)
         for group in batch:
-            assert self.staleness(self.finished.pop(group)) <= self.limits.max_staleness
+            assert self.staleness(self.finished[group]) <= self.limits.max_staleness
         self.taken += batch
         self.taken_now += len(batch)
+        self.last = {group: self.finished.pop(group) for group in batch}
+
+    @precondition(lambda self: self.last)
+    @rule()
+    def put_back(self) -> None:
+        """Before the next update, as a trainer does that is interrupted."""
+        assert self.core.put_back(list(self.last)) == []
+        self.taken = self.taken[: -len(self.last)]
+        self.taken_now -= len(self.last)
+        self.finished |= self.last
+        self.last = {}
 
     @precondition(lambda self: self.taken_now >= self.limits.window)
     @rule(step=st.integers(1, 10))
@@ -94,7 +108,7 @@ class Punctual(RuleBasedStateMachine):
             assert self.staleness(self.finished.pop(group)) > self.limits.max_staleness
             self.dropped["stale"] += 1
         self.begun = len(self.running) + len(self.finished)
-        self.taken_now = 0
+        self.taken_now, self.last = 0, {}
 
     def lost(self, reason: str) -> None:
         self.dropped[reason] += 1
@@ -118,7 +132,7 @@ class Punctual(RuleBasedStateMachine):
     def the_bounds_hold(self) -> None:
         core, limits = self.core, self.limits
         assert core.opened == self.begun <= limits.max_required_samples
-        assert core.running + core.finished <= limits.queue_size
+        assert core.running + core.finished <= limits.queue_size + limits.required_samples  # what was put back
         assert limits.max_concurrent_samples is None or core.running <= limits.max_concurrent_samples
         assert max(core.staleness, default=0) <= limits.max_staleness
         assert core.staleness.total() == len(self.taken)
@@ -146,12 +160,20 @@ class Punctual(RuleBasedStateMachine):
 class Hasty(Punctual):
     """A trainer that updates whenever it likes: the staleness bound holds all the same, at the price of drops."""
 
-    @rule()
-    def update_early(self) -> None:
-        self.updates.append(self.updates[-1] + 1)
-        for group in self.core.advance(self.updates[-1]):
+    @rule(updates=st.integers(1, 3), late=st.booleans())
+    def update_early(self, updates: int, late: bool) -> None:
+        """Perhaps several times; perhaps the last batch is put back then."""
+        self.updates += range(self.updates[-1] + 1, self.updates[-1] + 1 + updates)
+        for group in self.core.advance(self.updates[-1], updates):
             assert self.staleness(self.finished.pop(group)) > self.limits.max_staleness
             self.dropped["stale"] += 1
+        last, self.last = self.last, {}
+        if late and updates <= self.limits.max_staleness + 1:
+            lost = self.core.put_back(list(last))
+            assert lost == [group for group in last if self.staleness(last[group]) > self.limits.max_staleness]
+            self.taken = self.taken[: len(self.taken) - len(last)]
+            self.dropped["stale"] += len(lost)
+            self.finished |= {group: began for group, began in last.items() if group not in lost}
         self.begun = len(self.running) + len(self.finished)
         self.taken_now = 0
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from support.outcomes import failed
-from support.sampled_batch import PROMPT, RESPONSE, after_a_step, outcome, sampled_batch, tiny_model
+from support.sampled_batch import PROMPT, RESPONSE, VOCABULARY, after_a_step, outcome, sampled_batch, tiny_model
 from zagent.data_proto import DataProto
 from zagent.errors import InputError, LogprobMismatch
 from zagent.trainer.check import LogprobCheck, LogprobStatistics, check_logprobs
@@ -188,6 +189,60 @@ def test_what_cannot_be_compared_is_refused(model: Any) -> None:
     seen.batch["position_ids"] = seen.batch["position_ids"][:, None].repeat(1, 4, 1)
     with pytest.raises(InputError, match="images"):
         check_logprobs(seen, model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"temperature": -1.0}, "temperature is a number of at least 0, got -1.0"),
+        ({"temperature": math.nan}, "temperature is a number of at least 0, got nan"),
+        ({"temperature": math.inf}, "temperature is a number of at least 0, got inf"),
+        ({"temperature": None}, "temperature is a number of at least 0, got None"),
+        ({"tolerance": -1e-4}, "tolerance is a number of at least 0, got -0.0001"),
+        ({"tolerance": math.nan}, "tolerance is a number of at least 0, got nan"),
+        ({"max_rows": -1}, "max_rows is a whole number of at least 1, or None, got -1"),
+        ({"max_rows": 0}, "max_rows is a whole number of at least 1, or None, got 0"),
+        ({"max_rows": 2.0}, "max_rows is a whole number of at least 1, or None, got 2.0"),
+        ({"version": "0"}, "version is a whole number of at least 0, or None, got '0'"),
+        ({"version": True}, "version is a whole number of at least 0, or None, got True"),
+    ],
+    ids=str,
+)
+def test_numbers_that_say_nothing_are_refused(model: Any, changed: dict[str, Any], match: str) -> None:
+    """By name and value."""
+    with pytest.raises(InputError, match=match):
+        check_logprobs(sampled_batch([model]), model, **changed)
+
+
+@pytest.mark.parametrize("wrong", [None, np.zeros((12, 14), np.float32), "tiny"], ids=["None", "numpy", "text"])
+def test_what_is_no_model_is_refused(model: Any, wrong: Any) -> None:
+    """By its type, with what it could be."""
+    with pytest.raises(InputError, match=rf"torch.Tensor\), got {type(wrong).__name__}"):
+        check_logprobs(sampled_batch([model]), wrong)
+
+
+def test_a_model_of_another_vocabulary_is_refused(model: Any) -> None:
+    """Before it looks a token up that it has not got."""
+    batch = sampled_batch([model])
+    batch.batch["input_ids"][0, -1] = VOCABULARY + 3
+    with pytest.raises(InputError, match=rf"has token {VOCABULARY + 3}, the model knows {VOCABULARY}"):
+        check_logprobs(batch, model)
+
+
+@pytest.mark.parametrize("wrong", [None, {"rollout_log_probs": 1}], ids=["None", "dict"])
+def test_what_is_no_batch_is_refused(model: Any, wrong: Any) -> None:
+    """By its type."""
+    with pytest.raises(InputError, match=rf"a batch is a zagent.DataProto, got {type(wrong).__name__}"):
+        check_logprobs(wrong, model)
+
+
+@pytest.mark.parametrize("key", ["rollout_versions", "response_mask", "prompts", "input_ids", "position_ids"])
+def test_a_batch_that_lacks_something_is_refused(model: Any, key: str) -> None:
+    """By name."""
+    batch = sampled_batch([model])
+    del batch.batch[key]
+    with pytest.raises(InputError, match=f"the batch has no {key}"):
+        check_logprobs(batch, model)
 
 
 def test_statistics_are_those_of_the_ratio() -> None:

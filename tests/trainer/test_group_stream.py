@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,10 +14,10 @@ from support.virtual_clock import run
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost, InputError, LoopError, RolloutError
 from zagent.trainer.admission import Admission, Limits
-from zagent.trainer.fully_async import lengths_line
 from zagent.trainer.group_stream import GroupStream
 from zagent.trainer.groups import Group, zero_variance
 from zagent.trainer.rows import Row
+from zagent.trainer.stream_stats import lengths_line
 from zagent.types import Outcome
 
 
@@ -110,7 +111,8 @@ def test_over_sampling_starts_more_and_takes_the_first() -> None:
         assert len(manager.started) == 4
         return numbers(groups), stream.statistics(groups)
 
-    found, statistics = with_stream(test, manager, Limits(2, over_sample=2), one_by_one(6))
+    limits = Limits(2, staleness_threshold=0.1, over_sample=2)
+    found, statistics = with_stream(test, manager, limits, one_by_one(6))
     assert found == [1, 2]
     assert statistics["fully_async/monitor/active_tasks_size"] == 2
 
@@ -347,6 +349,96 @@ def test_an_error_of_the_filter_reaches_the_trainer() -> None:
     with_stream(test, FakeRollouts(), Limits(1), one_by_one(1), drop_if=drop_if)
 
 
+def test_a_cancel_that_a_rollout_raises_is_a_lost_connection() -> None:
+    """The manager was closed meanwhile; it is no cancel of ours."""
+
+    async def test(stream: GroupStream, manager: FakeRollouts) -> None:
+        with pytest.raises(ConnectionLost, match="the rollout of group 0 raised CancelledError"):
+            await stream.take()
+        assert stream.statistics()["fully_async/dropped/failed"] == 1
+
+    manager = FakeRollouts(outcome=lambda row, versions: concurrent.futures.CancelledError())
+    with_stream(test, manager, Limits(1), one_by_one(1))
+
+
+@pytest.mark.parametrize("signal", [asyncio.CancelledError, StopIteration])
+def test_a_signal_of_the_filters_own_is_an_error(signal: type[BaseException]) -> None:
+    """Neither a cancel of ours nor the end."""
+
+    def drop_if(outcomes: Any) -> bool:
+        raise signal
+
+    async def test(stream: GroupStream, manager: FakeRollouts) -> list[Group]:
+        with pytest.raises(RuntimeError, match=f"drop_if raised {signal.__name__}"):
+            await stream.take()
+        return await stream.take()
+
+    assert with_stream(test, FakeRollouts(), Limits(1), one_by_one(1), drop_if=drop_if) == []
+
+
+def test_a_group_that_cannot_be_begun_takes_no_place() -> None:
+    """The error comes at once: nobody waits for a group that never ran."""
+
+    async def test(stream: GroupStream, manager: FakeRollouts) -> dict[str, float]:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="negative"):
+                await stream.take()
+        return stream.statistics()
+
+    found = with_stream(test, FakeRollouts(), Limits(1), one_by_one(1), n=-1)
+    assert found["fully_async/monitor/active_tasks_size"] == found["fully_async/count/staleness_samples"] == 0
+
+
+def test_somebody_who_cancels_every_task_is_no_end_of_data() -> None:
+    """An asynchronous loader could, on the loop that it runs on."""
+
+    async def test(stream: GroupStream, manager: FakeRollouts) -> None:
+        waiting = asyncio.create_task(stream.take())
+        await asyncio.sleep(0.5)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
+            task.cancel()
+        for asked in (waiting, stream.take()):
+            with pytest.raises(ConnectionLost, match="the stream of groups was cancelled"):
+                await asked
+
+    with_stream(test, FakeRollouts(), Limits(2), one_by_one(9))
+
+
+def test_what_nobody_got_is_there_for_the_next() -> None:
+    """Before others as old, and counted once; a window later, too, as far as it is not too stale."""
+
+    async def test(stream: GroupStream, manager: FakeRollouts) -> list[list[int]]:
+        first = await stream.take()
+        stream.put_back(first)
+        second = await stream.take()
+        assert stream.update_due
+        update(stream, manager)
+        stream.put_back(second)
+        assert not stream.update_due
+        found = [numbers(first), numbers(second), numbers(await stream.take())]
+        assert stream.statistics()["fully_async/staleness/1"] == 2
+        assert "fully_async/staleness/0" not in stream.statistics()
+        return found
+
+    found = with_stream(test, FakeRollouts(), Limits(2, staleness_threshold=1.0), one_by_one(9))
+    assert found == [found[0]] * 3
+
+
+def test_what_nobody_got_in_time_is_dropped() -> None:
+    """On policy it is too stale after the update: counted, and replaced."""
+
+    async def test(stream: GroupStream, manager: FakeRollouts) -> list[int]:
+        groups = await stream.take()
+        update(stream, manager)
+        stream.put_back(groups)
+        found = numbers(await stream.take())
+        assert stream.statistics()["fully_async/dropped/stale"] == 2
+        assert stream.statistics()["fully_async/staleness/0"] == 2
+        return found
+
+    assert with_stream(test, FakeRollouts(), Limits(2), one_by_one(9)) == [2, 3]
+
+
 def test_prompts_that_are_no_batch_are_refused() -> None:
     """By type."""
 
@@ -446,7 +538,7 @@ def test_response_lengths_of_kept_and_carried_rows_are_told() -> None:
         return stream.statistics(await stream.take())
 
     manager = FakeRollouts(seconds=lambda row: 1.0 + number(row) / 10, outcome=outcome)
-    found = with_stream(test, manager, Limits(2, over_sample=2), one_by_one(9))
+    found = with_stream(test, manager, Limits(2, staleness_threshold=0.1, over_sample=2), one_by_one(9))
     lengths = {key.removeprefix("fully_async/response_length/"): v for key, v in found.items() if "length" in key}
     assert {key: lengths[f"kept/{key}"] for key in ("rows", "mean", "max")} == {"rows": 2, "mean": 12, "max": 14}
     assert {key: lengths[f"carried/{key}"] for key in ("rows", "mean", "max")} == {"rows": 2, "mean": 20, "max": 22}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ from support.fake_rollouts import prompts
 from support.outcomes import failed, ok
 from zagent.data_proto import DataProto
 from zagent.errors import InputError
-from zagent.trainer.background import pulled
 from zagent.trainer.groups import Group, joined, oldest_version, prompts_of, rows_to_run
 from zagent.trainer.stream_stats import Meter, lengths, of_batch
 from zagent.types import Outcome
@@ -95,37 +91,3 @@ def test_a_meter_knows_mean_and_idle_time() -> None:
     meter.set(0, 15.0)
     meter.set(0, 18.0)
     assert (meter.elapsed_s, meter.mean(), meter.idle_share()) == (8.0, 6 / 8, 5 / 8)
-
-
-def test_an_ordinary_iterator_is_asked_in_a_thread() -> None:
-    """The event loop is not held up; an error is the iterator's own."""
-    threads = []
-
-    def source() -> Iterator[int]:
-        for i in range(3):
-            threads.append(threading.current_thread())
-            yield i
-        raise OSError("disk gone")
-
-    async def main() -> list[int]:
-        found = []
-        with pytest.raises(OSError, match="disk gone"):
-            async for item in pulled(source()):
-                found.append(item)  # noqa: PERF401
-        return found
-
-    assert asyncio.run(main()) == [0, 1, 2]
-    assert threading.main_thread() not in threads
-
-
-def test_an_asynchronous_one_is_awaited() -> None:
-    """Where it is."""
-
-    async def source() -> AsyncIterator[int]:
-        yield 1
-        yield 2
-
-    async def main() -> list[int]:
-        return [item async for item in pulled(source())]
-
-    assert asyncio.run(main()) == [1, 2]

@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from zagent.errors import ConnectionLost
+from zagent.trainer import io_thread
 from zagent.trainer.io_thread import IoThread
 
 
@@ -37,6 +38,72 @@ def test_an_error_comes_back_as_itself(io: IoThread) -> None:
 
     with pytest.raises(KeyError):
         io.run(broken())
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_an_error_that_leaves_the_loop_comes_back_and_the_loop_goes_on(io: IoThread, error: BaseException) -> None:
+    """asyncio lets these through: whoever waits gets his, and nobody else notices."""
+    begun = threading.Event()
+
+    async def broken() -> None:
+        raise error
+
+    async def other() -> str:
+        begun.set()
+        await asyncio.sleep(0.01)
+        return "done"
+
+    others = io.submit(other())
+    assert begun.wait(10)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            io.run(broken())
+    assert others.result(10) == "done"
+    assert io.run(thread_name()) == "test-io"
+
+
+def test_whatever_ends_the_loop_nobody_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Its pending work fails, by an error that says what happened, and so does later work."""
+    io, started = IoThread("test-io"), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    def broken(*arguments: object) -> None:
+        raise OSError("bad file descriptor")
+
+    waiting = io.submit(work())
+    assert started.wait(10)
+    io.loop._run_once = broken  # type: ignore[attr-defined]
+    io.loop.call_soon_threadsafe(lambda: None)  # so that it comes round
+    with pytest.raises(ConnectionLost, match="has lost its event loop: OSError: bad file descriptor"):
+        waiting.result(10)
+    with pytest.raises(ConnectionLost, match="has lost its event loop"):
+        io.run(thread_name())
+    io.close()
+    assert "the event loop of test-io has ended" in caplog.text
+
+
+def test_work_that_will_not_end_does_not_outlive_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It swallows every cancel: whoever waits for it is told that nothing will come."""
+    monkeypatch.setattr(io_thread, "SETTLE_S", 0.01)
+    io, started, ended = IoThread("test-io"), threading.Event(), []
+
+    async def work() -> None:
+        started.set()
+        while not ended:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    waiting = io.submit(work())
+    assert started.wait(10)
+    io.close()
+    ended.append(True)
+    with pytest.raises(ConnectionLost, match="is closed"):
+        waiting.result(10)
 
 
 def test_a_synchronous_call_works_inside_a_running_loop(io: IoThread) -> None:

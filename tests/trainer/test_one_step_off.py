@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from support.fake_rollouts import FakeRollouts, broken, prompts, scored
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost, LoopError, WeightUpdateError
+from zagent.errors import ConnectionLost, InputError, LoopError, WeightUpdateError
 from zagent.trainer.manager import check_failures
 from zagent.trainer.one_step_off import Made, OneStepOffAgentLoopManager, Step
 from zagent.trainer.rows import Row
@@ -117,6 +118,101 @@ def test_an_error_of_the_data_comes_with_its_own_type_after_the_batch_before_it(
         for _ in range(3):
             with pytest.raises(OSError, match="disk gone"):
                 next(steps)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_errors_of_the_data_that_are_no_exceptions_come_as_well(error: BaseException) -> None:
+    """With their own type, again and again: the trainer does not wait for ever."""
+
+    def source() -> Iterator[DataProto]:
+        yield from batches(1)
+        raise error
+
+    with OneStepOffAgentLoopManager(Rollouts(), source(), weights=lambda: "w") as steps:
+        assert numbers(next(steps)) == 0
+        for _ in range(3):
+            with pytest.raises(type(error)):
+                next(steps)
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, concurrent.futures.CancelledError])
+def test_a_cancel_of_the_datas_own_is_an_error(kind: type[BaseException]) -> None:
+    """Not the end, and nothing was closed; also from inside an event loop, whose task was not cancelled."""
+
+    def source() -> Iterator[DataProto]:
+        yield from batches(1)
+        raise kind("mine")
+
+    async def main() -> None:
+        with OneStepOffAgentLoopManager(Rollouts(), source(), weights=lambda: "w") as steps:
+            assert numbers(await anext(steps)) == 0
+            with pytest.raises(RuntimeError, match="the data loader raised CancelledError: mine"):
+                await anext(steps)
+            with pytest.raises(RuntimeError, match="the data loader raised CancelledError: mine"):
+                next(steps)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), KeyError("w")], ids=repr)
+def test_an_error_of_the_weights_comes_with_its_own_type(error: BaseException) -> None:
+    """It is the user's code; asked again, so is that, and no batch is lost."""
+    found: list[Any] = [error, "w", "w"]
+
+    def weights() -> Any:
+        if isinstance(found[0], BaseException):
+            raise found.pop(0)
+        return found.pop(0)
+
+    with OneStepOffAgentLoopManager(Rollouts(), batches(3), weights=weights) as steps:
+        assert numbers(next(steps)) == 0
+        with pytest.raises(type(error)):
+            next(steps)
+        assert [numbers(batch) for batch in steps] == [1, 2]
+
+
+@pytest.mark.parametrize("signal", [StopIteration, asyncio.CancelledError])
+def test_weights_cannot_end_the_loop_without_a_word(signal: type[BaseException]) -> None:
+    """`weights=lambda: next(sources)` beyond the last one is no end of data."""
+
+    def weights() -> Any:
+        raise signal
+
+    async def main() -> None:
+        with OneStepOffAgentLoopManager(Rollouts(), batches(3), weights=weights) as steps:
+            assert numbers(next(steps)) == 0
+            with pytest.raises(RuntimeError, match=f"the weights raised {signal.__name__}"):
+                next(steps)
+            with pytest.raises(RuntimeError, match=f"the weights raised {signal.__name__}"):
+                await anext(steps)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [None, {"raw_prompt": []}], ids=["None", "dict"])
+def test_what_is_no_batch_is_refused(wrong: Any) -> None:
+    """By type, and it goes on with the next one."""
+    with OneStepOffAgentLoopManager(Rollouts(), [wrong, *batches(2)], weights=lambda: "w") as steps:
+        with pytest.raises(InputError, match=f"prompts come as zagent.DataProto, got {type(wrong).__name__}"):
+            next(steps)
+        assert [numbers(batch) for batch in steps] == [0, 1]
+
+
+def test_closing_does_not_wait_for_a_loader_that_blocks() -> None:
+    """Who waits for the batch is told so."""
+    unblock = threading.Event()
+
+    def source() -> Iterator[DataProto]:
+        yield from batches(1)
+        unblock.wait(30)
+
+    with OneStepOffAgentLoopManager(Rollouts(), source(), weights=lambda: "w") as steps:
+        next(steps)
+        steps.close()
+        with pytest.raises(ConnectionLost, match="closed"):
+            next(steps)
+    assert not unblock.is_set()
+    unblock.set()
 
 
 def test_the_end_is_the_end_again_and_again() -> None:

@@ -163,10 +163,14 @@ class Calls:
                 if named or not error.repeatable or counted == self._retry.attempts:
                     raise
                 suspect = pending.call.suspect or crashed
-            wait = self._retry.wait(failures)
-            left = wait if deadline is None else deadline - asyncio.get_running_loop().time()
-            await self._sleep(max(0.0, min(wait, left)))
+            await self.back_off(failures, deadline)
             self._next(pending, self.link.incarnation, suspect=suspect)
+
+    async def back_off(self, failures: int, deadline: float | None = None) -> None:
+        """Wait after so many failures in a row, not beyond ``deadline`` (of `now`)."""
+        wait = self._retry.wait(failures)
+        left = wait if deadline is None else deadline - self.now()
+        await self._sleep(max(0.0, min(wait, left)))
 
     async def _attempt(self, pending: _Pending) -> Frames:
         """Send and wait for the answer's body."""

@@ -10,11 +10,13 @@ import numpy as np
 
 from zagent.client.calls import Calls
 from zagent.client.continuing import Continuing
-from zagent.errors import InvalidRequest
+from zagent.errors import InvalidRequest, TransientError
 from zagent.types import Ids, TokenOutput, int_array
 
-#: Calls without a token in a row that are broken off and sent again; more are an engine's fault.
-FRUITLESS = 10
+#: Calls in a row that may be broken off before their first token, as those that wait at an engine are at each update.
+#: With the waits of `Retry` between them, so many take most of a minute: a row outlives updates in quick succession,
+#: and an engine that breaks everything off is found out.
+FRUITLESS = 30
 
 #: The pool that `generate` calls go to.
 ENGINE_POOL = "engine"
@@ -75,7 +77,7 @@ class AsyncLLMServerManager:
 
         Raises:
             InvalidRequest: this call cannot be run (bad ids, unknown sampling key, too long …).
-            TransientError, DeadlineExceeded: no engine could answer.
+            TransientError, DeadlineExceeded: no engine could answer, or all was broken off before its first token.
         """
         ids = int_array(prompt_ids)
         if ids is None:
@@ -107,9 +109,13 @@ class AsyncLLMServerManager:
                 renew=parts.renew,
             )
             output = unpack_output(value)
-            fruitless = 0 if len(output.token_ids) else fruitless + 1
-            if output.stop_reason != "abort" or not self._partial_rollout or fruitless == FRUITLESS:
+            if output.stop_reason != "abort" or not self._partial_rollout:
                 return parts.whole(output)
+            fruitless = 0 if len(output.token_ids) else fruitless + 1
+            if fruitless == FRUITLESS:
+                raise TransientError(f"{FRUITLESS} calls in a row were broken off before their first token")
+            if fruitless > 1:  # once is what an update does to whatever waits
+                await calls.back_off(fruitless - 1, until)
             argument, attempt = parts.aborted(output, argument), 2
             timeout = None if until is None else max(0.0, until - calls.now())
 

@@ -10,10 +10,13 @@ thrown away, which would leave the trainer with short ones.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from zagent.errors import ConfigError
 
@@ -29,7 +32,8 @@ class Limits:
     #: Share of a window that may be begun in the window before. 0: nothing, so that all is sampled by the weights that
     #: it is trained on.
     staleness_threshold: float = 0.0
-    #: Groups begun beyond that: the trainer is given the first to finish, the others later.
+    #: Groups begun beyond that, as far as `staleness_threshold`, rounded up, lets them wait: the trainer is given the
+    #: first to finish, the others later. With 0, 1, 2, … there is no room for any.
     over_sample: int = 0
     #: That run at once: best so many as fill the engines, since more get in each other's way and finish together, and
     #: then nothing runs until the next update. None: as many as there may be.
@@ -39,12 +43,16 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, least in (("required_samples", 1), ("trigger_parameter_sync_step", 1), ("over_sample", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.staleness_threshold < float("inf"):
-            raise ConfigError(f"staleness_threshold must be at least 0, got {self.staleness_threshold}")
-        if self.max_concurrent_samples is not None and self.max_concurrent_samples < 1:
-            raise ConfigError(f"max_concurrent_samples must be at least 1, got {self.max_concurrent_samples}")
+            check_count(name, getattr(self, name), least)
+        threshold: Any = self.staleness_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, Real):
+            raise ConfigError(f"staleness_threshold must be a number, got {threshold!r}")
+        if not 0 <= float(threshold) < math.inf:
+            raise ConfigError(f"staleness_threshold must be at least 0, got {threshold}")
+        if self.max_concurrent_samples is not None:
+            check_count("max_concurrent_samples", self.max_concurrent_samples, 1)
+        if self.max_queue_size is not None:
+            check_count("max_queue_size", self.max_queue_size, 1)
         if self.queue_size < self.required_samples:
             raise ConfigError(
                 f"max_queue_size={self.max_queue_size}: a batch needs {self.required_samples} finished groups at once"
@@ -58,19 +66,38 @@ class Limits:
     @property
     def max_required_samples(self) -> int:
         """That may be begun in a window, those counted that it begins with. The trainer takes `window` of them, which
-        leaves at most ``staleness_threshold * window + over_sample`` for the next one."""
+        leaves at most ``staleness_threshold * window + over_sample`` for those to come; and no more than find a seat in
+        as many of them as a group may wait."""
         begun = int(self.required_samples * (self.staleness_threshold + 1) * self.trigger_parameter_sync_step)
-        return begun + self.over_sample
+        return min(begun + self.over_sample, self.window * (math.ceil(self.staleness_threshold) + 1))
 
     @property
     def max_staleness(self) -> int:
-        """Updates that any token of a group may be behind when the trainer is given it: ``staleness_threshold``,
-        rounded up. The last group of `max_required_samples` has its seat so many windows later."""
+        """Updates that any token of a group may be behind when the trainer is given it: at most
+        ``staleness_threshold``, rounded up. The last group of `max_required_samples` has its seat so many windows
+        later."""
         return (self.max_required_samples - 1) // self.window
 
     @property
     def queue_size(self) -> int:
         return self.max_required_samples if self.max_queue_size is None else self.max_queue_size
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise `ConfigError` unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+    if int(value) < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A group that the trainer has."""
+
+    version: int  #: of its oldest token
+    age: int  #: of that, when it was taken
+    window: int  #: in which it was taken, counted from 1
 
 
 class Admission:
@@ -90,6 +117,7 @@ class Admission:
         self._running: dict[int, int] = {}  # group -> the version it was admitted at
         self._finished: dict[int, int] = {}  # group -> the version of its oldest token; in order of finishing
         self._taken = 0  # in this window
+        self._given: dict[int, _Given] = {}  # some windows ago at most
 
     @property
     def version(self) -> int:
@@ -148,15 +176,20 @@ class Admission:
         self.dropped[reason] += 1
         self.opened -= 1
 
-    def advance(self, version: int) -> list[int]:
-        """New weights, or (the same version) another window for the same ones. The finished groups that are too stale
-        now: they were dropped."""
-        if version < self.version:
+    def advance(self, version: int, updates: int = 1) -> list[int]:
+        """New weights, or (the same version) another window for the same ones; of several ``updates`` the last, after
+        those of the versions just below. The finished groups that are too stale now: they were dropped."""
+        if version - updates + 1 < self.version:
             raise ValueError(f"version {version} comes after {self.version}")
-        self._versions.append(version)
+        self._versions += range(version - updates + 1, version + 1)
         self._taken = 0
         late = self._drop_stale(list(self._finished))
         self.opened = self.running + self.finished
+        self._given = {
+            group: given
+            for group, given in self._given.items()
+            if len(self._versions) - given.window <= self.limits.max_staleness + 1
+        }
         return late
 
     def batch(self) -> list[int] | None:
@@ -173,8 +206,25 @@ class Admission:
     def take(self, batch: Sequence[int]) -> None:
         """The trainer has it."""
         for group in batch:
-            self.staleness[self.age(self._finished.pop(group))] += 1
+            version = self._finished.pop(group)
+            given = self._given[group] = _Given(version, self.age(version), len(self._versions))
+            self.staleness[given.age] += 1
         self._taken += len(batch)
+
+    def put_back(self, batch: Sequence[int]) -> list[int]:
+        """The trainer has not got it after all: it may be taken again, before others as old. The groups of it that are
+        too stale now: they were dropped, or if that is long ago stay counted as taken."""
+        back = {group: given for group in batch if (given := self._given.pop(group, None)) is not None}
+        for given in back.values():
+            self.staleness[given.age] -= 1
+            if given.window == len(self._versions):
+                self._taken -= 1
+            else:
+                self.opened += 1
+        self.staleness = +self.staleness  # without those of which there are none
+        self._finished = {group: given.version for group, given in back.items()} | self._finished
+        self._drop_stale(list(back))
+        return [group for group in batch if group not in self._finished]
 
     def age(self, version: int) -> int:
         """Updates since ``version`` was the newest: not a difference of numbers, which may leave some out."""

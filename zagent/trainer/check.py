@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ SPLIT = 0.1
 MAX_ROWS = 64
 #: Version of tokens of which it is not known (`rollout_versions`).
 UNKNOWN = -1
+#: Tensors of a generated batch that are looked at.
+NEEDED = ("response_mask", "rollout_versions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,12 @@ def check_logprobs(
         max_rows: rows that ``model`` looks at, at random; None = all.
 
     Raises:
-        InputError: the batch has no `rollout_log_probs` (`rollout.calculate_log_probs`), or ``model`` is of the wrong
-            form.
+        InputError: the batch is none that was generated, or has no `rollout_log_probs`
+            (`rollout.calculate_log_probs`); ``model`` is no model, one of another vocabulary or log-probabilities of
+            another shape; a number that is out of range.
     """
-    if "rollout_log_probs" not in batch.batch:
-        raise InputError(
-            "the batch has no rollout_log_probs: every row failed, or rollout.calculate_log_probs is false"
-        )
+    _check_numbers(temperature, version, tolerance, max_rows)
+    _check_batch(batch)
     if isinstance(model, torch.Tensor):
         trainers = model.detach().float().cpu()
     else:
@@ -133,6 +135,29 @@ def check_logprobs(
     if trainers.shape != engines.shape:
         raise InputError(f"log-probabilities of shape {tuple(trainers.shape)}, the batch's are {tuple(engines.shape)}")
     return _Compared(engines, trainers, mask == 1, versions, version, tolerance).report()
+
+
+def _check_numbers(temperature: Any, version: Any, tolerance: Any, max_rows: Any) -> None:
+    for name, value in (("temperature", temperature), ("tolerance", tolerance)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise InputError(f"{name} is a number of at least 0, got {value!r}")
+    for name, count, least in (("version", version, 0), ("max_rows", max_rows, 1)):
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < least:
+            raise InputError(f"{name} is a whole number of at least {least}, or None, got {count!r}")
+
+
+def _check_batch(batch: Any) -> None:
+    if not isinstance(batch, DataProto):
+        raise InputError(f"a batch is a zagent.DataProto, got {type(batch).__name__}")
+    if missing := [key for key in NEEDED if key not in batch.batch]:
+        known = ", ".join(batch.batch) or "none"
+        raise InputError(f"the batch has no {', '.join(missing)} (tensors: {known}): it is none that was generated")
+    if "rollout_log_probs" not in batch.batch:
+        raise InputError(
+            "the batch has no rollout_log_probs: every row failed, or rollout.calculate_log_probs is false"
+        )
 
 
 def _some_rows(batch: DataProto, count: int | None) -> DataProto:

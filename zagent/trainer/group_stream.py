@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost, InputError, RolloutError
+from zagent.errors import ConnectionLost, InputError, RolloutError, StateError
 from zagent.trainer import stream_stats
 from zagent.trainer.admission import Admission
+from zagent.trainer.background import Pulled, as_error, raise_again
 from zagent.trainer.groups import Group, oldest_version, prompts_of, rows_to_run
 from zagent.trainer.manager import check_failures
 from zagent.types import Outcome
@@ -34,7 +35,7 @@ class GroupStream:
     def __init__(
         self,
         manager: Rollouts,
-        prompts: AsyncIterable[DataProto],
+        prompts: Iterable[DataProto] | AsyncIterable[DataProto],
         admission: Admission,
         *,
         n: int,
@@ -42,7 +43,7 @@ class GroupStream:
         max_failed_fraction: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._manager, self._prompts, self._admission = manager, prompts, admission
+        self._manager, self._prompts, self._admission = manager, Pulled(prompts), admission
         self._n, self._drop_if, self._max_failed = n, drop_if, max_failed_fraction
         self._clock = clock
         self._meter = stream_stats.Meter(clock())
@@ -52,8 +53,8 @@ class GroupStream:
         self._finished: dict[int, Group] = {}
         self._blocked_since: float | None = None  # a prompt is there, and may not start
         self._ended = False
-        self._end: Exception | None = None  # why there are no more prompts, where it is no ordinary end
-        self._error: Exception | None = None  # the next `take` raises it; until then nothing starts
+        self._end: BaseException | None = None  # why there are no more prompts, where it is no ordinary end
+        self._error: BaseException | None = None  # the next `take` raises it; until then nothing starts
         self._failed: list[Outcome] = []  # of groups with failed rows, since the last batch
         self._dropped: list[Outcome] = []  # of all other groups that were dropped since then
         self._blocked_s = self._waited_s = 0.0
@@ -63,6 +64,11 @@ class GroupStream:
     def update_due(self) -> bool:
         return self._admission.update_due
 
+    @property
+    def version(self) -> int:
+        """Of the engines' weights, as far as it was told."""
+        return self._admission.version
+
     async def take(self) -> list[Group]:
         """The next batch: `Limits.required_samples` groups, the oldest first; fewer where the prompts have ended, none
         after that.
@@ -70,7 +76,8 @@ class GroupStream:
         Raises:
             RolloutError: more than ``max_failed_fraction`` of a batch's rows failed. Asked again, it goes on.
             InputError: nothing will finish before the next weight update.
-            Whatever the prompts' iterator or ``drop_if`` raised, or a rollout, in place of outcomes.
+            Whatever the prompts' iterator raised; there are no further prompts.
+            Whatever ``drop_if`` raised, or a rollout in place of outcomes. Asked again, it goes on without that group.
         """
         if self._producer is None:
             self._meter = stream_stats.Meter(self._clock())
@@ -109,12 +116,37 @@ class GroupStream:
             )
         return None
 
-    def follow(self, version: int) -> None:
-        """The engines have weights of ``version``; if they are new, the next window."""
-        if version > self._admission.version:
-            for number in self._admission.advance(version):
-                self._dropped.extend(self._finished.pop(number).outcomes)
-            self._turn()
+    def put_back(self, groups: Sequence[Group]) -> None:
+        """They were taken, and nobody has got them: they are there for the next `take`, but for those that new weights
+        have made too stale meanwhile."""
+        self._finished |= {group.number: group for group in groups}
+        self._drop(self._admission.put_back([group.number for group in groups]))
+
+    def follow(self, version: int, updates: int = 1) -> None:
+        """The engines have weights of ``version``, the last of so many ``updates``; if new, it is the next window."""
+        if version > self.version:
+            lost_anyway = self._admission.limits.max_staleness + 1  # what that many updates have passed over
+            self._drop(self._admission.advance(version, min(updates, lost_anyway)))
+
+    def notice(self, version: int) -> None:
+        """`follow`, where others gave the engines weights: each version between may have been an update.
+
+        Raises:
+            StateError: those may be more than one, and more than the bound of the staleness. What is too stale then was
+                dropped; asked again, it goes on.
+        """
+        known = self.version
+        self.follow(version, updates=version - known)
+        if version - known > max(1, self._admission.limits.max_staleness):
+            raise StateError(
+                f"the weights went from version {known} to {version} behind this stream's back: give them by its own "
+                "update_weights as long as it is there, so that it can count the updates"
+            )
+
+    def _drop(self, late: Sequence[int]) -> None:
+        for number in late:
+            self._dropped.extend(self._finished.pop(number).outcomes)
+        self._turn()
 
     # ---- the other side ---------------------------------------------------------------------------------------------
 
@@ -123,11 +155,15 @@ class GroupStream:
             async for batch in self._prompts:
                 for prompt in prompts_of(batch):
                     await self._room()
+                    # Nothing is admitted if that fails.
+                    rows = rows_to_run(prompt, self._n, self._admission.admitted, self._admission.version)
                     number = self._admission.admit()
-                    rows = rows_to_run(prompt, self._n, number, self._admission.version)
                     self._tasks[number] = asyncio.create_task(self._run(number, rows))
                     self._turn()
-        except Exception as error:
+        except asyncio.CancelledError:
+            self._end = ConnectionLost("the stream of groups was cancelled")  # never an ordinary end
+            raise
+        except BaseException as error:
             self._end = error
         finally:
             self._ended = True
@@ -153,17 +189,18 @@ class GroupStream:
                 self._finished[number] = Group(number, rows, tuple(outcomes))
             else:
                 self._dropped.extend(outcomes)
-        except asyncio.CancelledError:
-            self._admission.drop(number, "cancelled")
-            raise
-        except Exception as error:
+        except BaseException as error:
+            found = as_error(error, f"the rollout of group {number}", ConnectionLost)  # the manager was closed
+            if isinstance(found, asyncio.CancelledError):
+                self._admission.drop(number, "cancelled")
+                raise
             self._admission.drop(number, "failed")
-            self._remember(error, number)
+            self._remember(found, number)
         finally:
             del self._tasks[number]
             self._turn()
 
-    def _remember(self, error: Exception, number: int) -> None:
+    def _remember(self, error: BaseException, number: int) -> None:
         """For the next `take`. Of several the first, but a `RolloutError` has the outcomes of those before it."""
         if self._error is None or (isinstance(error, RolloutError) and isinstance(self._error, RolloutError)):
             self._error = error
@@ -179,12 +216,18 @@ class GroupStream:
             return "failed"
         if "partial" in statuses:
             reason = "aborted"
-        elif self._drop_if is not None and self._drop_if(outcomes):
+        elif self._is_unwanted(outcomes):
             reason = "filtered"
         else:
             return ""
         self._dropped.extend(outcomes)
         return reason
+
+    def _is_unwanted(self, outcomes: list[Outcome]) -> bool:
+        try:
+            return self._drop_if is not None and bool(self._drop_if(outcomes))
+        except BaseException as error:
+            raise_again(error, "drop_if")
 
     def _check_failures(self) -> None:
         rows = self._admission.limits.required_samples * self._n
@@ -221,7 +264,7 @@ class GroupStream:
             for name, outcomes in (("kept", kept), ("carried", carried), ("dropped", self._dropped)):
                 found |= {f"response_length/{name}/{k}": v for k, v in stream_stats.lengths(outcomes).items()}
             self._dropped.clear()
-        return {f"fully_async/{key}": value for key, value in found.items()}
+        return {f"{stream_stats.STATISTICS}/{key}": value for key, value in found.items()}
 
     async def close(self) -> None:
         """Cancel what runs; a `take` that waits raises `ConnectionLost`."""
@@ -230,4 +273,5 @@ class GroupStream:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        self._prompts.close()
         self._turn()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,17 @@ class Group:
     outcomes: tuple[Outcome, ...]
 
 
+def checked(batch: Any) -> DataProto:
+    """``batch``, as a data loader gave it. Raises `InputError` for what is none; other libraries have a `DataProto`."""
+    if not isinstance(getattr(batch, "non_tensor_batch", None), Mapping):
+        raise InputError(f"prompts come as zagent.DataProto, got {type(batch).__name__}")
+    found: DataProto = batch
+    return found
+
+
 def prompts_of(batch: Any) -> Iterator[DataProto]:
     """Each row of ``batch`` as a batch of its own. Raises `InputError` for what is no batch."""
-    if not isinstance(batch, DataProto):
-        raise InputError(f"prompts come as zagent.DataProto, got {type(batch).__name__}")
-    for i in range(len(batch)):
+    for i in range(len(checked(batch))):
         yield DataProto(non_tensor_batch={key: column[i : i + 1] for key, column in batch.non_tensor_batch.items()})
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 from zagent.data_proto import DataProto
 from zagent.errors import ConnectionLost
 from zagent.trainer.admission import Admission, Limits
-from zagent.trainer.background import pulled
+from zagent.trainer.background import Pulled, raise_again
 from zagent.trainer.checkpoint import Source
+from zagent.trainer.groups import checked
 from zagent.trainer.io_thread import IoThread
 from zagent.trainer.manager import AgentLoopManager
 from zagent.trainer.weights import Mode
@@ -93,11 +95,10 @@ class OneStepOffAgentLoopManager:
         """Nothing runs until the first batch is asked for. ``mode`` is `update_weights`'s, for others on the cluster:
         nothing of ours runs then."""
         self._manager, self._weights, self._mode, self._clock = manager, weights, mode, clock
-        self._batches = pulled(batches)
+        self._batches = Pulled(batches)
         self._io = IoThread("zagent-one-step-off")
         self._admission = Admission(LIMITS)  # whatever the version is: what counts are updates
         self._pending: Future[Made | None] | None = None
-        self._broken: Exception | None = None  # what the data loader raised
         self._number = 0  # of the pending batch, by admission
         self._trained = False  # since the weights were last given to the engines
         self._handed_at: float | None = None
@@ -113,14 +114,20 @@ class OneStepOffAgentLoopManager:
         Raises:
             StopIteration: ``batches`` has ended. The engines do not have the weights of the last step.
             WeightUpdateError: the weights could not be given to the engines. Asked again, it tries that again.
-            Whatever ``batches`` raised; asked again, it raises that again.
-            Whatever the rollout raised (`RolloutError`, `InputError`); asked again, it goes on with the next batch.
+            Whatever ``batches`` raised, `SystemExit` and its like as well (`CancelledError`, a signal, comes as a
+            `RuntimeError`); asked again, it raises that again.
+            Whatever the rollout raised (`RolloutError`; `InputError`, also for what is no batch); asked again, it goes
+            on with the next batch.
+            Whatever ``weights`` raised; asked again, it asks that again.
+            ConnectionLost: closed.
         """
         step = self._step()
         if not step.ahead:
             self._sync(step)
             self._begin()
-        made = self._made(step, self._future())
+        with suppress(CancelledError):
+            self._future().exception()  # waits for its end; an interrupt (Ctrl-C) leaves the batch alone
+        made = self._made(step)
         if made is None:
             raise StopIteration
         self._sync(step)
@@ -138,7 +145,7 @@ class OneStepOffAgentLoopManager:
         waiting = asyncio.wrap_future(self._future())
         waiting.add_done_callback(_seen)
         await asyncio.wait([waiting])  # cancelling that leaves the batch alone
-        made = self._made(step, self._future())
+        made = self._made(step)
         if made is None:
             raise StopAsyncIteration
         await self._sync_async(step)
@@ -153,28 +160,34 @@ class OneStepOffAgentLoopManager:
         assert self._pending is not None
         return self._pending
 
-    def _made(self, step: Step, future: Future[Made | None]) -> Made | None:
-        try:
-            made = future.result()
-        except CancelledError:
-            raise ConnectionLost("generation one step ahead was closed") from None
-        except Exception:
+    def _made(self, step: Step) -> Made | None:
+        """Of the pending batch, which has its end."""
+        future = self._future()
+        if future.cancelled():
+            raise ConnectionLost("generation one step ahead was closed")
+        if (error := future.exception()) is not None:
             self._admission.drop(self._number, "failed")
             self._pending = None
-            raise
+            raise error
         step.wait_s = self._clock() - step.asked_at
-        return made
+        return future.result()
 
     def _sync(self, step: Step) -> None:
         began, version = self._clock(), self._admission.version
-        if self._trained and (source := self._weights()) is not None:
-            version = self._manager.update_weights(source, mode=self._mode).version
+        try:
+            if self._trained and (source := self._weights()) is not None:
+                version = self._manager.update_weights(source, mode=self._mode).version
+        except BaseException as error:
+            raise_again(error, "the weights")
         self._synced(step, began, version)
 
     async def _sync_async(self, step: Step) -> None:
         began, version = self._clock(), self._admission.version
-        if self._trained and (source := self._weights()) is not None:
-            version = (await self._manager.update_weights_async(source, mode=self._mode)).version
+        try:
+            if self._trained and (source := self._weights()) is not None:
+                version = (await self._manager.update_weights_async(source, mode=self._mode)).version
+        except BaseException as error:
+            raise_again(error, "the weights")
         self._synced(step, began, version)
 
     def _synced(self, step: Step, began: float, version: int) -> None:
@@ -184,8 +197,8 @@ class OneStepOffAgentLoopManager:
             step.sync_s += self._clock() - began
 
     def _begin(self) -> None:
+        self._pending = self._io.submit(self._make(self._admission.admitted + 1))  # nothing is admitted if that fails
         self._number = self._admission.admit()
-        self._pending = self._io.submit(self._make(self._number + 1))
 
     def _handed(self, step: Step, made: Made) -> DataProto:
         """The batch, described; the next one has begun."""
@@ -208,29 +221,25 @@ class OneStepOffAgentLoopManager:
     async def _make(self, global_steps: int) -> Made | None:
         """None: there are no more batches."""
         began = self._clock()
-        batch = await self._next_batch()
-        if batch is None:
+        try:
+            batch = checked(await anext(self._batches))
+        except StopAsyncIteration:
             return None
         loaded = self._clock()
         meta = {"global_steps": global_steps, **batch.meta_info}
-        made = await self._manager.generate_sequences_async(DataProto(None, batch.non_tensor_batch, meta))
+        try:
+            made = await self._manager.generate_sequences_async(DataProto(None, batch.non_tensor_batch, meta))
+        except BaseException as error:
+            raise_again(error, "the rollout", ConnectionLost)  # the manager was closed
         made.meta_info["global_steps"] = meta["global_steps"]
         return Made(made, loaded - began, self._clock() - loaded)
-
-    async def _next_batch(self) -> DataProto | None:
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return await anext(self._batches, None)
-        except Exception as error:
-            self._broken = error
-            raise
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Cancel what runs; whoever waits for a batch gets `ConnectionLost`."""
         self._io.close()
+        self._batches.close()
 
     def __enter__(self) -> OneStepOffAgentLoopManager:
         return self

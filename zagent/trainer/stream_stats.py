@@ -26,6 +26,9 @@ from zagent.trainer.collate import VERSIONS
 from zagent.trainer.groups import Group
 from zagent.types import AgentLoopOutput, Outcome
 
+#: Prefix of all keys, and the key of a batch's `meta_info`.
+STATISTICS = "fully_async"
+
 
 class Meter:
     """A count over time, in seconds of whatever clock ``now`` is: its mean, and how long it was zero."""
@@ -114,3 +117,16 @@ def lengths(outcomes: Iterable[Outcome]) -> dict[str, float]:
         "median": statistics.median(found),
         "max": max(found),
     }
+
+
+def lengths_line(statistics: dict[str, float]) -> str:
+    """Response lengths of a batch's rows beside those of rows that were finished but not taken, or dropped: where the
+    first are shorter, it is short answers that the trainer sees."""
+    parts = []
+    for name in ("kept", "carried", "dropped"):
+        rows, mean, median, most = (
+            statistics[f"{STATISTICS}/response_length/{name}/{key}"] for key in ("rows", "mean", "median", "max")
+        )
+        parts.append(f"{name} {rows:.0f} rows" + (f" of {mean:.0f} tokens ({median:.0f}, {most:.0f})" if rows else ""))
+    running = statistics[f"{STATISTICS}/monitor/active_tasks_size"]
+    return "response lengths, mean (median, longest): " + ", ".join(parts) + f"; {running:.0f} groups run on"
