@@ -150,6 +150,7 @@ def test_engines_outsleep_their_trainer(killed: bool, manager: zagent.AgentLoopM
     callers = manager.status()["callers"]
     command = [sys.executable, "-c", TRAINER, manager.endpoint]
     with Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
         assert trainer.stdout.readline() == "asleep\n"
         if killed:
             trainer.kill()
