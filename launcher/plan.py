@@ -115,6 +115,7 @@ def _broker(config: Config, facts: Facts, entry: str) -> ChildSpec:
         "routing": {POLICY_POOL: config.routing.thresholds},
         "incarnation": 1,
         "expected": [],
+        "holders": f"{run.run_dir}/holders",
         "info": {
             "config": _told(config, facts).to_dict(),
             "run_id": run.run_id,

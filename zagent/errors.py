@@ -17,7 +17,7 @@
     │   └── LogprobMismatch         a batch that was not sampled from the trainer's model as it is
     ├── TransientError          somebody else's fault; tried again elsewhere, if `repeatable`
     │   ├── MemberLost              the member that had the call is gone
-    │   ├── Refused                 the member is leaving and took nothing on
+    │   ├── Refused                 the member is leaving or asleep, and took nothing on
     │   └── Overloaded              the broker's queue is full
     ├── PoolLost                the pool's members are gone for good
     ├── DeadlineExceeded        the call's time ran out
@@ -137,7 +137,7 @@ class MemberLost(TransientError):
 
 
 class Refused(TransientError):
-    """The member is leaving and did not take the call on."""
+    """The member is leaving, or asleep, and did not take the call on."""
 
 
 class Overloaded(TransientError):

@@ -388,7 +388,7 @@ def test_status_is_exact() -> None:
     assert status["incarnation"] == 1
     assert status["recovering"] is False
     assert status["counters"] == {**dict.fromkeys(COUNTERS, 0), "malformed": 1}
-    shared = {"waiting": 0, "suspects": 0, "epoch": 1, "version": 0, "restarts": 0, "pid": None}
+    shared = {"waiting": 0, "suspects": 0, "epoch": 1, "version": 0, "lacks": [], "restarts": 0, "pid": None}
     assert status["pools"]["engine"] == {
         "m0": {"state": "ready", "in_flight": 1, "credits": 1, "total": 2, **shared},
         "m1": {"state": "ready", "in_flight": 1, "credits": 1, "total": 1, **shared},
@@ -401,6 +401,7 @@ def test_status_is_exact() -> None:
             "total": 0,
             "epoch": 4,
             "version": 0,
+            "lacks": [],
             "restarts": 3,
             "pid": None,
         },

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.broker_driver import SECRET, Sent, driver, nonce_of
 from zagent import __version__
-from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S
+from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S, RECOVER_S
 from zagent.broker.routing import STICKY, Routing, routing
 from zagent.errors import MemberLost, PoisonedRequest, TransientError
 from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Outdated, Pulse, Reply
@@ -58,6 +58,7 @@ class Twin:
     deaf: bool = False  #: the next message to it cannot be delivered
     draining: bool = False
     slow: bool = False
+    asleep: bool = False
     running: dict[Key, str] = field(default_factory=dict)  # with the session
     kept: dict[Key, int] = field(default_factory=dict)  # pulses since
     outbox: list[Key] = field(default_factory=list)
@@ -91,7 +92,10 @@ class Broker(RuleBasedStateMachine):
         self.reactions: list[Callable[[], object]] = []
         self.deaths: Counter[bytes] = Counter()  # at which each call was aboard
         self.version = 0  #: the highest that the broker knows of
-        self.gates: set[bytes] = set()  #: callers who keep the gate closed
+        self.gates: set[bytes] = set()  #: callers who keep the gate closed, as far as the broker knows
+        self.keeps: set[bytes] = set()  #: and as they see it
+        self.awaited: set[bytes] = set()  #: those of them who may come back to a new broker,
+        self.until = 0.0  #: until then
         self.once = False  #: the members' method must not run twice
         self.begun: Counter[bytes] = Counter()  # how often each call was, by whatever attempt
         self._new_caller()
@@ -129,6 +133,7 @@ class Broker(RuleBasedStateMachine):
                 assert twin is not None
                 assert twin.version < message.version == self.version, "nothing new"
                 assert not self.gates, "told to load while somebody else brings weights"
+                assert not twin.asleep, "told to load while it sleeps"
                 twin.outdated = message.version
             elif isinstance(message, Pulse) and twin is not None:
                 twin.kept = {key: pulses + 1 for key, pulses in twin.kept.items() if pulses < 1}
@@ -157,6 +162,8 @@ class Broker(RuleBasedStateMachine):
             directed = held or asked.fields["member"]
             assert directed or not (twin.draining or twin.slow), "given to one that is spared"
             assert directed or not self.gates, "past a closed gate"
+            assert directed or not self.awaited, "before the gates are known"
+            assert directed or not twin.asleep, "given to one that sleeps"
             assert directed or twin.version == self.version, "given to one with old weights"
             self.leased[key] = twin.nonce
             if sent.to[:1] == b"c":
@@ -246,7 +253,9 @@ class Broker(RuleBasedStateMachine):
 
     def _hello(self, twin: Twin, **facts: Any) -> None:
         hello = Hello("engine", twin.name, twin.epoch, twin.credits, SECRET, __version__, self.d.core.incarnation)
-        self.d.hello(twin.nonce, hello, {"version": twin.version, "weights": f"/{twin.version}", **facts})
+        lacks = ["kv_cache"] if twin.asleep else []
+        said = {"version": twin.version, "weights": f"/{twin.version}", "lacks": lacks}
+        self.d.hello(twin.nonce, hello, {**said, **facts})
         self._follow()
 
     def _send_answer(self, twin: Twin, key: Key, error: Exception | None = None, *, accepted: bool = True) -> None:
@@ -380,7 +389,8 @@ class Broker(RuleBasedStateMachine):
     def gate(self, who: int, closed: bool) -> None:
         """A caller closes the gate, or lets it go."""
         caller = self.callers[who % len(self.callers)]
-        (self.gates.add if closed else self.gates.discard)(caller)
+        for holders in (self.gates, self.keeps):
+            (holders.add if closed else holders.discard)(caller)
         self._order(caller, "close_gate" if closed else "open_gate", "engine")
 
     @rule(i=index, ahead=st.sampled_from([0, 0, 0, 1]))
@@ -389,6 +399,16 @@ class Broker(RuleBasedStateMachine):
         twin = self._twin(i)
         if twin is not None and not twin.deaf:
             twin.version = self.version = self.version + ahead
+            self._hello(twin)
+
+    @rule(i=index, asleep=st.booleans(), ahead=st.sampled_from([0, 0, 1]))
+    def sleep(self, i: int, asleep: bool, ahead: int) -> None:
+        """A member goes to sleep, or wakes up; it may have got new weights in between."""
+        twin = self._twin(i)
+        if twin is not None and not twin.deaf:
+            twin.asleep = asleep
+            twin.version += ahead
+            self.version = max(self.version, twin.version)
             self._hello(twin)
 
     @rule(who=index, ahead=st.sampled_from([0, 1]))
@@ -488,6 +508,7 @@ class Broker(RuleBasedStateMachine):
     def caller_gone(self, i: int) -> None:
         caller = self.callers.pop(i % len(self.callers))
         self.gates.discard(caller)
+        self.keeps.discard(caller)
         for key in [key for key, asked in self.calls.items() if asked.caller == caller and asked.open]:
             self._give_up(key)
         self.d.goodbye(caller)
@@ -516,8 +537,11 @@ class Broker(RuleBasedStateMachine):
         if not self.away:
             return
         caller = self.away.pop(i % len(self.away))
-        self.d.caller(caller.decode().rstrip("."))
+        self.awaited.discard(caller)
+        self.gates |= {caller} & self.keeps
+        self.d.caller(caller.decode().rstrip("."), gates=["engine"] if caller in self.keeps else [])
         self.callers.append(caller)
+        self._follow()
         for key in [key for key, asked in self.calls.items() if asked.caller == caller and asked.open]:
             self._send(key, self.calls[key], incarnation=0)
 
@@ -527,7 +551,9 @@ class Broker(RuleBasedStateMachine):
     @precondition(lambda self: len(self.leased) > 1 and self.callers)
     def restart(self) -> None:
         """The broker dies and another takes its place. Nobody is known to it but the launcher."""
-        self.d.restart(*[("engine", twin.name, twin.epoch) for twin in self.twins.values() if twin.known])
+        self.awaited, self.until = self.gates, self.d.now + RECOVER_S
+        members = [("engine", twin.name, twin.epoch) for twin in self.twins.values() if twin.known]
+        self.d.restart(*members, holders=sorted(self.awaited))
         self.d.launcher()
         self.leased, self.directed, self.out_of_reach = {}, set(), {}
         self.version, self.gates = 0, set()
@@ -555,6 +581,8 @@ class Broker(RuleBasedStateMachine):
         now = self.d.now + seconds
         for nonce in [nonce for nonce, until in self.out_of_reach.items() if until <= now]:
             self._explained(nonce)
+        if now >= self.until:
+            self.awaited = set()
         self.d.tick(seconds)
         self._follow()
         for key, asked in self.calls.items():
@@ -585,6 +613,8 @@ class Broker(RuleBasedStateMachine):
         assert (pool.version, pool.gates) == (self.version, self.gates)
         for twin in self.twins.values():
             state = self.d.member(twin.name).state if twin.known else ""
+            if state in ("ready", "slow", "stale", "asleep"):
+                assert twin.asleep == (state == "asleep")
             if state in ("ready", "slow"):
                 assert twin.version == self.version
             elif state == "stale":
@@ -630,6 +660,7 @@ class Broker(RuleBasedStateMachine):
             self.rejoin(0)
         self.tick(CLAIM_S)
         for number in range(len(self.twins)):
+            self.sleep(number, False, 0)
             self.renew(number, 0)
         while self.gates:
             self.gate(self.callers.index(min(self.gates)), closed=False)

@@ -1,14 +1,22 @@
-"""Engines that sleep: the order of things through a manager, on simulated engines, which release nothing."""
+"""Engines that sleep: the order of things through a manager, on simulated engines, which release nothing; and who dies
+meanwhile."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 import zagent
+from support.processes import Popen, child_name, eventually, with_run_id
 from zagent.trainer.checkpoint import shapes
 
 OPTIONS = (
@@ -17,14 +25,24 @@ OPTIONS = (
 )
 
 
+#: Asleep until it is killed, or until it is told to leave.
+TRAINER = """
+import sys, zagent
+with zagent.AgentLoopManager.connect(sys.argv[1]) as manager:
+    manager.sleep()
+    print("asleep", flush=True)
+    sys.stdin.readline()
+"""
+
+
 @pytest.fixture(scope="module")
 def manager() -> Iterator[zagent.AgentLoopManager]:
     with zagent.AgentLoopManager.launch(zagent.Config.load(overrides=list(OPTIONS))) as made:
         yield made
 
 
-def rows() -> zagent.DataProto:
-    return zagent.DataProto(non_tensor_batch={"raw_prompt": [[{"role": "user", "content": "1 plus 1?"}]] * 4})
+def rows(count: int = 4) -> zagent.DataProto:
+    return zagent.DataProto(non_tensor_batch={"raw_prompt": [[{"role": "user", "content": "1 plus 1?"}]] * count})
 
 
 def weights(manager: zagent.AgentLoopManager) -> dict[str, torch.Tensor]:
@@ -79,3 +97,75 @@ def test_a_wrong_order_is_an_error_and_changes_nothing(manager: zagent.AgentLoop
     manager.update_weights(weights(manager))
     assert manager.generate_sequences(rows()).meta_info["failed"] == 0
     assert {m["restarts"] for m in manager.status()["pools"]["engine"].values()} == {0}
+
+
+@contextmanager
+def waiting(manager: zagent.AgentLoopManager) -> Iterator[Future[zagent.DataProto]]:
+    """32 rows that wait for engines; all are whole when the test has let them go on."""
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(manager.generate_sequences, rows(32))
+        eventually(lambda: manager.status()["pending"] >= 32)
+        yield batch
+        assert batch.result(30).meta_info["failed"] == 0
+
+
+def cycle(manager: zagent.AgentLoopManager, batch: Future[zagent.DataProto]) -> None:
+    """SGLang's order; nothing passes before its end."""
+    manager.wake_up(["weights"])
+    manager.update_weights(weights(manager))
+    assert not batch.done()
+    manager.wake_up(["kv_cache"])
+
+
+def another_broker(manager: zagent.AgentLoopManager) -> None:
+    """kill -9 of this one, while 32 rows wait; the next one knows them."""
+    (broker,) = (pid for pid in with_run_id(manager.run_id) if child_name(pid) == "broker")
+    incarnation = manager.status()["incarnation"]
+    os.kill(broker, signal.SIGKILL)
+    eventually(lambda: manager.status()["incarnation"] > incarnation)
+    eventually(lambda: manager.status()["pending"] >= 32 and not manager.status()["recovering"])
+
+
+def test_rows_wait_over_the_death_of_the_broker() -> None:
+    """While engines sleep, and while they are awake and the trainer holds the calls back: no row fails, and nothing
+    passes before it may."""
+    with zagent.AgentLoopManager.launch(zagent.Config.load(overrides=list(OPTIONS))) as manager:
+        manager.sleep()
+        with waiting(manager) as batch:
+            another_broker(manager)
+            assert {engine["state"] for engine in manager.status()["pools"]["engine"].values()} == {"asleep"}
+            assert manager.status()["gated"] == ["engine"]
+            cycle(manager, batch)
+        manager.abort_all_requests()
+        with waiting(manager) as batch:
+            another_broker(manager)
+            assert manager.status()["gated"] == ["engine"]
+            assert not batch.done()
+            manager.resume_generation()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_engines_outsleep_their_trainer(killed: bool, manager: zagent.AgentLoopManager) -> None:
+    """One that only connected is killed, or closes: rows wait until another one has woken the engines up."""
+    callers = manager.status()["callers"]
+    command = [sys.executable, "-c", TRAINER, manager.endpoint]
+    with Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "asleep\n"
+        if killed:
+            trainer.kill()
+        else:
+            trainer.communicate("leave\n", timeout=20)
+    with waiting(manager) as batch:
+        eventually(lambda: manager.status()["callers"] == callers)
+        cycle(manager, batch)
+
+
+def test_an_engine_that_dies_asleep_changes_nothing_about_the_order(manager: zagent.AgentLoopManager) -> None:
+    """kill -9 of one: it is awake when it is back, and the cycle ends as ever."""
+    manager.sleep()
+    victim = manager.status()["pools"]["engine"]["engine-1"]
+    os.kill(victim["pid"], signal.SIGKILL)
+    with waiting(manager) as batch:
+        eventually(lambda: manager.status()["pools"]["engine"]["engine-1"]["epoch"] > victim["epoch"])
+        cycle(manager, batch)

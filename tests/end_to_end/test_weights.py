@@ -17,7 +17,7 @@ import torch
 
 import zagent
 from support.clusters import questions, sim_config, sim_overrides
-from support.processes import Popen, eventually, running, with_run_id
+from support.processes import Popen, child_name, eventually, running, with_run_id
 from zagent.errors import InputError
 
 MODES = ("wait", "abort", "in_place")
@@ -157,11 +157,6 @@ def test_the_broker_is_killed_during_an_update(tmp_path: Path) -> None:
 
 def update(manager: zagent.AgentLoopManager, mode: Any, results: list[Any]) -> None:
     results.append(manager.update_weights(tensors(6), mode=mode))
-
-
-def child_name(pid: int) -> str:
-    entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
-    return dict(entry.partition("=")[::2] for entry in entries).get("ZAGENT_CHILD", "")
 
 
 def test_a_trainer_that_only_connected_brings_weights(manager: zagent.AgentLoopManager) -> None:

@@ -84,10 +84,10 @@ class Driver:
     attempts: dict[bytes, int] = field(default_factory=dict)  # the last of each call
     owners: dict[bytes, bytes] = field(default_factory=dict)  # nonce of each call's caller
 
-    def restart(self, *expected: tuple[str, str, int]) -> None:
+    def restart(self, *expected: tuple[str, str, int], holders: Sequence[bytes] = ()) -> None:
         """Another broker in the place of this one, that knows nobody yet."""
-        incarnation = self.core.incarnation + 1
-        self.core = make_core(self.assignments, self.options, incarnation=incarnation, expected=expected, now=self.now)
+        places = {"incarnation": self.core.incarnation + 1, "expected": expected, "holders": holders}
+        self.core = make_core(self.assignments, self.options, **places, now=self.now)
         self.out.clear()
 
     def _note(self, sends: Any) -> list[Sent]:
@@ -119,9 +119,9 @@ class Driver:
         assert type(made[0].message).__name__ == "Welcome", made
         return nonce
 
-    def caller(self, name: str = "caller", secret: str = "") -> bytes:
+    def caller(self, name: str = "caller", secret: str = "", **facts: Any) -> bytes:
         nonce = nonce_of(name)
-        self.hello(nonce, Hello("", name, 0, 0, secret, __version__))
+        self.hello(nonce, Hello("", name, 0, 0, secret, __version__), facts)
         return nonce
 
     def launcher(self) -> bytes:

@@ -21,6 +21,7 @@ from zagent.client.calls import Calls, Retry
 from zagent.client.link import CONTROL, DATA, Identity, Link
 from zagent.client.llm_client import AsyncLLMServerManager
 from zagent.client.member import Member, Method
+from zagent.engine.memory import Memory
 from zagent.engine.methods import EngineServer
 from zagent.wire.channel import Frames, MemoryRouter
 from zagent.wire.codec import encode_header
@@ -43,7 +44,8 @@ class Cluster:
         self.assignments: list[Assignment] = []
         self.router = router or MemoryRouter(latency)
         self.router.receiver = self._arrived
-        self._options = {"secret": SECRET, "record": self.assignments.append, **core}
+        self._holders: list[bytes] = []  #: of gates, as the broker has written them down
+        self._options = {"secret": SECRET, "record": self.assignments.append, "remember": self._remember, **core}
         self.core = BrokerCore(**self._options)
         self.engines: list[EngineServer] = []
         self.links: list[Link] = []
@@ -88,6 +90,9 @@ class Cluster:
             self._timer.cancel()
             self._timer = None
 
+    def _remember(self, holders: list[bytes]) -> None:
+        self._holders = holders
+
     def kill_broker(self) -> None:
         """What it had is lost, and all that is under way."""
         self._there = False
@@ -101,6 +106,7 @@ class Cluster:
         self.core = BrokerCore(
             **self._options,
             expected=[[i.pool, i.name, i.epoch] for i in alive] if expected is None else expected,
+            holders=self._holders,
             now=asyncio.get_running_loop().time(),
         )
         self._there = True
@@ -153,12 +159,19 @@ class Cluster:
         return link
 
     async def engine(
-        self, index: int = 0, *, pool: str = "engine", credits: int = 8, epoch: int = 1, **sim: Any
+        self,
+        index: int = 0,
+        *,
+        pool: str = "engine",
+        credits: int = 8,
+        epoch: int = 1,
+        mode: str = "standalone",
+        **sim: Any,
     ) -> EngineServer:
         """A simulated engine behind the broker."""
         engine = await started(index, **sim)
         link = Link(self.router.connect, Identity(pool, f"{pool}-{index}", epoch, credits, SECRET))
-        server = EngineServer(engine, link)
+        server = EngineServer(engine, link, memory=Memory(mode))
         self.links.append(link)
         self.engines.append(server)
         await link.open()

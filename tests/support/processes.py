@@ -32,6 +32,12 @@ def with_run_id(run_id: str) -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and mark in _environ(int(name))]
 
 
+def child_name(pid: int) -> str:
+    """What the launcher calls it; "" for others."""
+    mark = b"ZAGENT_CHILD="
+    return next((entry[len(mark) :].decode() for entry in _environ(pid) if entry.startswith(mark)), "")
+
+
 def _environ(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

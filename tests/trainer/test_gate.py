@@ -10,6 +10,7 @@ import pytest
 from support.cluster_in_memory import Cluster
 from support.trainers import Trainer, trainer
 from support.virtual_clock import run
+from zagent.errors import ConnectionLost, StateError
 
 
 def closed(cluster: Cluster) -> bool:
@@ -159,6 +160,60 @@ def test_a_close_that_is_cancelled_leaves_it_as_it_was(others: bool, at_s: float
     run(main())
 
 
+def test_a_new_broker_waits_for_who_holds_it() -> None:
+    """Its members are back first: a call waits all the same, until the gate opens."""
+
+    async def main() -> None:
+        async with Cluster(pulses=True) as cluster:
+            await cluster.engine(0)
+            who = await holder(cluster)
+            await who.gate.close("a")
+            call = asyncio.create_task(who.llm.generate("s", [1, 2], {"max_new_tokens": 3}))
+            await asyncio.sleep(0.1)
+            who.calls.link._greet = lambda: None  # type: ignore[method-assign]
+            await cluster.restart_broker()
+            await asyncio.sleep(1)
+            assert (cluster.core.dispatch.recovering, closed(cluster)) == (True, False)
+            del who.calls.link._greet
+            who.calls.link._greet()
+            await asyncio.sleep(1)
+            assert (cluster.core.dispatch.recovering, closed(cluster), call.done()) == (False, True, False)
+            await who.gate.open("a")
+            await call
+
+    run(main())
+
+
+def test_a_turn_is_one_trainers_and_its_orders_follow_each_other() -> None:
+    """Another one hears that it is taken, and changes nothing by that; a new broker knows whose it is."""
+
+    async def main() -> list[str]:
+        async with Cluster(latency=0.001) as cluster:
+            one, other = await holder(cluster), await holder(cluster)
+            order: list[str] = []
+
+            async def take(name: str) -> None:
+                async with one.gate.turn():
+                    order.append(name)
+                    await asyncio.sleep(1)
+                    order.append(name)
+
+            taking = [asyncio.create_task(take(name)) for name in "ab"]
+            await asyncio.sleep(0.5)
+            for restart in (False, True, True):
+                if restart:
+                    await cluster.restart_broker()
+                with pytest.raises(StateError, match="another trainer is updating"):
+                    async with other.gate.turn():
+                        order.append("never")
+                assert cluster.core.pools["engine"].turn == one.calls.link.nonce
+            await asyncio.gather(*taking)
+            async with other.gate.turn():
+                return order
+
+    assert run(main()) == ["a", "a", "b", "b"]
+
+
 def test_who_is_gone_holds_nothing() -> None:
     """The broker opens it by itself."""
 
@@ -166,8 +221,11 @@ def test_who_is_gone_holds_nothing() -> None:
         async with Cluster() as cluster:
             who = await holder(cluster)
             await who.gate.close("a")
-            who.calls.link.close("the trainer leaves")
-            await asyncio.sleep(1)
-            assert not closed(cluster)
+            with pytest.raises(ConnectionLost):
+                async with who.gate.turn():
+                    who.calls.link.close("the trainer leaves")
+                    await asyncio.sleep(1)
+                    assert not closed(cluster)
+                    assert cluster.core.pools["engine"].turn is None
 
     run(main())

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from cachetools import LRUCache
 
 from zagent.broker.dispatch import Dispatch
+from zagent.broker.gates import Gates
 from zagent.broker.leases import Frames
 from zagent.broker.own import Own
 from zagent.broker.pool import Caller, Pool
@@ -73,6 +74,8 @@ class BrokerCore:
         routing: by pool, where it is not merely sticky.
         incarnation: this broker's life, told in every welcome.
         expected: members (pool, name, epoch) to wait for, where it was started in the place of one that died.
+        holders: callers (by nonce) to wait for as well, since they may hold gates (`Gates`).
+        remember: called with the holders whenever they change, for the broker that may have to take this one's place.
         facts: told to every peer in its welcome.
         record: called with every `Assignment`, for tests and for people who debug routing.
         now: when it starts, s.
@@ -88,6 +91,8 @@ class BrokerCore:
         routing: Mapping[str, Routing] = MappingProxyType({}),
         incarnation: int = 1,
         expected: Sequence[Sequence[Any]] = (),
+        holders: Sequence[bytes] = (),
+        remember: Callable[[list[bytes]], None] | None = None,
         facts: dict[str, Any] | None = None,
         record: Callable[[Assignment], None] | None = None,
         now: float = 0.0,
@@ -103,19 +108,21 @@ class BrokerCore:
             Sessions(sticky_cache_size),
             max_pending=max_pending,
             incarnation=incarnation,
-            recovering=bool(expected),
+            recovering=bool(expected or holders),
             counters=self.counters,
             record=record,
         )
+        gates = Gates(self.pools, remember)
         self._presence = Presence(
             self.roster,
             self.pools,
             self.dispatch,
             self._send,
             self.counters,
+            gates=gates,
             incarnation=incarnation,
             facts=facts or {},
-            expected=[(pool, name, epoch) for pool, name, epoch in expected],
+            expected=[*((pool, name, epoch) for pool, name, epoch in expected), *holders],
             now=now,
         )
         self._early: LRUCache[tuple[bytes, int], bool] = LRUCache(maxsize=EARLY_CANCELS)
@@ -132,7 +139,9 @@ class BrokerCore:
             Health: self._from_launcher(self._health),
             Abandoned: self._from_launcher(self._abandoned),
         }
-        self._own = Own(self.roster, self.pools, self.dispatch, self._presence, self.counters, incarnation=incarnation)
+        self._own = Own(
+            self.roster, self.pools, self.dispatch, self._presence, self.counters, gates=gates, incarnation=incarnation
+        )
 
     # ---- events -----------------------------------------------------------------------------------------------------
 

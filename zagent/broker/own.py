@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zagent.broker.dispatch import Dispatch
+from zagent.broker.gates import Gates
 from zagent.broker.leases import Frames
 from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.presence import Presence
@@ -28,6 +29,7 @@ class Own:
         presence: Presence,
         counters: Mapping[str, int],
         *,
+        gates: Gates,
         incarnation: int,
     ) -> None:
         self._roster, self._pools, self._dispatch, self._presence = roster, pools, dispatch, presence
@@ -36,8 +38,10 @@ class Own:
             "status": self._status,
             "drain": lambda argument, caller, now: presence.drain(self._named(argument), now),
             "remove": lambda argument, caller, now: presence.remove(self._named(argument), now),
-            "close_gate": lambda argument, caller, now: presence.close_gate(self._pool(argument), caller),
+            "close_gate": lambda argument, caller, now: gates.close(self._pool(argument), caller),
             "open_gate": lambda argument, caller, now: presence.open_gate(self._pool(argument), caller, now),
+            "take_turn": lambda argument, caller, now: gates.take_turn(self._pool(argument), caller),
+            "end_turn": lambda argument, caller, now: gates.end_turn(self._pool(argument), caller),
             "set_version": self._set_version,
         }
 
@@ -51,7 +55,7 @@ class Own:
         return {
             "pools": self._roster.status(),
             "versions": {name: pool.version for name, pool in self._pools.items()},
-            "gated": sorted(name for name, pool in self._pools.items() if pool.gates),
+            "gated": sorted(name for name, pool in self._pools.items() if pool.holds_back),
             "sessions": len(self._dispatch.sessions),
             "pending": self._dispatch.pending,
             "callers": len(self._roster.callers),

@@ -21,16 +21,18 @@ class State(StrEnum):
     READY = "ready"  #: takes calls
     SLOW = "slow"  #: spared for now: the launcher has no sign of life from it
     STALE = "stale"  #: its weights are older than another's
+    ASLEEP = "asleep"  #: it lacks memory, or weights
     DRAINING = "draining"  #: finishes what it has, takes nothing new
     DEAD = "dead"  #: gone; its leases are revoked, at the latest when it is known why
 
 
 _ENDS = frozenset({State.DRAINING, State.DEAD})
 TRANSITIONS: dict[State, frozenset[State]] = {
-    State.JOINING: _ENDS | {State.READY, State.SLOW, State.STALE},
-    State.READY: _ENDS | {State.SLOW, State.STALE},
-    State.SLOW: _ENDS | {State.READY, State.STALE},
-    State.STALE: _ENDS | {State.READY, State.SLOW},
+    State.JOINING: _ENDS | {State.READY, State.SLOW, State.STALE, State.ASLEEP},
+    State.READY: _ENDS | {State.SLOW, State.STALE, State.ASLEEP},
+    State.SLOW: _ENDS | {State.READY, State.STALE, State.ASLEEP},
+    State.STALE: _ENDS | {State.READY, State.SLOW, State.ASLEEP},
+    State.ASLEEP: _ENDS | {State.READY, State.SLOW, State.STALE},
     State.DRAINING: frozenset({State.DEAD}),
     State.DEAD: frozenset(),
 }
@@ -133,6 +135,12 @@ class Member:
         """The directory where they lie; "" = in none."""
         return str(self.facts.get("weights", ""))
 
+    @property
+    def lacks(self) -> list[str]:
+        """What it needs before it can run calls; while that is something, it sleeps."""
+        lacks: list[str] = self.facts.get("lacks", [])
+        return lacks
+
     def become(self, state: State) -> None:
         """Change state. Raises `ValueError` where `TRANSITIONS` has no such step; nothing changes then."""
         if state not in TRANSITIONS[self.state]:
@@ -162,10 +170,18 @@ class Pool:
         self.version, self.weights = 0, ""
         #: Callers (by nonce) for whose sake nothing new is given to members.
         self.gates: set[bytes] = set()
+        #: The caller (by nonce) whose turn it is to change the members.
+        self.turn: bytes | None = None
         #: Body of the error that calls end in, once no member is left and none will come.
         self.abandoned: Sequence[Any] | None = None
         self._heap: list[tuple[int, int, Member]] = []
         self._choices = 0
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether calls wait though members are there: the gate is closed, or who could take them sleeps."""
+        states = {member.state for member in self.members.values()}
+        return bool(self.gates) or (State.ASLEEP in states and State.READY not in states)
 
     def add(self, member: Member) -> None:
         """A member that said hello; replaces one of the same name."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zagent.broker.dispatch import Dispatch
+from zagent.broker.gates import Gates
 from zagent.broker.held import Listed, listed
 from zagent.broker.leases import Frames, Send
 from zagent.broker.pool import Caller, Member, Pool, State
@@ -37,8 +38,8 @@ class Presence:
     Args:
         counters: `crashes` are counted.
         facts: told to every peer in its welcome.
-        expected: members (pool, name, epoch) that were alive when this broker was started in another's place; nothing
-            is routed until they are back, or `RECOVER_S` have passed.
+        expected: members (pool, name, epoch) that were alive when this broker was started in another's place, and
+            callers (nonces) that held gates; nothing is routed until they are back, or `RECOVER_S` have passed.
         now: when the broker starts, s.
     """
 
@@ -50,13 +51,14 @@ class Presence:
         send: Send,
         counters: dict[str, int],
         *,
+        gates: Gates,
         incarnation: int,
         facts: dict[str, Any],
-        expected: Iterable[Life],
+        expected: Iterable[Life | bytes],
         now: float,
     ) -> None:
         self._roster, self._pools, self._dispatch, self._send = roster, pools, dispatch, send
-        self._counters = counters
+        self._gates, self._counters = gates, counters
         self._incarnation = incarnation
         self._facts = facts
         self._expected = set(expected)
@@ -89,9 +91,11 @@ class Presence:
         held = listed(facts.pop("held", []))
         caller = self._roster.hello(sender, hello, facts)
         if caller is not None:
+            self._gates.hello(caller, facts)
             self._welcome(caller, known=False)
             if caller.member is not None:
                 self._join(caller.member, held, now)
+            self._back(caller.nonce, now)
 
     def _facts_of(self, hello: Hello, body: Frames) -> dict[str, Any]:
         """What a hello says about its peer. Raises `ProtocolError`."""
@@ -102,6 +106,8 @@ class Presence:
             raise DecodeError("a hello's facts must be a map")
         if type(facts.get("version", 0)) is not int:
             raise ProtocolError(f"{hello.name!r} is of version {facts['version']!r}, which is no number")
+        if not isinstance(facts.get("lacks", []), list):
+            raise ProtocolError(f"{hello.name!r} lacks {facts['lacks']!r:.80}, which is no list")
         return facts
 
     def _welcome(self, caller: Caller, *, known: bool) -> None:
@@ -121,9 +127,9 @@ class Presence:
             self.set_version(pool, member.version, member.weights, now)
         self._back(_life(member), now)
 
-    def _back(self, life: Life, now: float) -> None:
-        """That member need not be waited for."""
-        self._expected.discard(life)
+    def _back(self, who: Life | bytes, now: float) -> None:
+        """That member, or caller, need not be waited for."""
+        self._expected.discard(who)
         if self._dispatch.recovering and not self._expected:
             self._recovered(now)
 
@@ -135,7 +141,9 @@ class Presence:
         self._dispatch.resume(now)
 
     def _admit(self, pool: Pool, member: Member) -> None:
-        if member.version < pool.version:
+        if member.lacks:  # it could not load newer weights either
+            member.become(State.ASLEEP)
+        elif member.version < pool.version:
             member.become(State.STALE)
             self._remind(pool, member)
         elif _life(member) in self._slow:
@@ -146,12 +154,25 @@ class Presence:
     # ---- versions ---------------------------------------------------------------------------------------------------
 
     def _renewed(self, caller: Caller, facts: dict[str, Any], now: float) -> None:
-        """It is known, and welcome. A member may serve newer weights than before."""
+        """It is known, and welcome. A member may serve newer weights than before, or have gone to sleep or woken up."""
         self._welcome(caller, known=True)
         member = caller.member
-        if member is not None and facts.get("version", 0) > member.version:
-            member.facts = {**member.facts, "version": facts["version"], "weights": facts.get("weights", "")}
-            self.set_version(self._pools[member.pool], member.version, member.weights, now)
+        if member is None:
+            return
+        says = {"lacks": facts.get("lacks", [])}
+        if facts.get("version", 0) > member.version:
+            says |= {"version": facts["version"], "weights": facts.get("weights", "")}
+        elif says["lacks"] == member.lacks:
+            return
+        member.facts = {**member.facts, **says}
+        pool = self._pools[member.pool]
+        if member.lacks and member.state in (State.READY, State.SLOW, State.STALE):
+            member.become(State.ASLEEP)
+        elif member.state is State.ASLEEP and not member.lacks:
+            self._admit(pool, member)
+        self.set_version(pool, member.version, member.weights, now)
+        if member.state is State.ASLEEP:  # not before it is known who has old weights
+            self._dispatch.requeue([member], now)
 
     def set_version(self, pool: Pool, version: int, weights: str, now: float) -> None:
         """There are weights of that version: members with older ones get no calls until they have caught up."""
@@ -176,13 +197,9 @@ class Presence:
             member.reminded = pool.version
             self._send(member.control, [encode_header(Outdated(pool.version, pool.weights))])
 
-    def close_gate(self, pool: Pool, caller: Caller) -> None:
-        """Members of ``pool`` get nothing new until the caller opens the gate, or is gone."""
-        pool.gate(caller.nonce, closed=True)
-
     def open_gate(self, pool: Pool, caller: Caller, now: float) -> None:
         """Nothing is held back any more for that caller's sake."""
-        if pool.gate(caller.nonce, closed=False):
+        if self._gates.open(pool, caller):
             members = list(pool.members.values())
             for member in members:
                 if member.state is State.STALE:
@@ -241,9 +258,8 @@ class Presence:
             self._dispatch.give_up(call)
         if caller.member is not None:
             caller.member.become(State.DEAD)
-        for pool in self._pools.values():
-            if caller.nonce in pool.gates:
-                self.open_gate(pool, caller, now)
+        for pool in self._gates.gone(caller):
+            self.open_gate(pool, caller, now)
 
     # ---- in between -------------------------------------------------------------------------------------------------
 

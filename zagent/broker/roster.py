@@ -96,7 +96,8 @@ class Roster:
         return member if member is not None and epoch in (None, member.epoch) else None
 
     def status(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Per pool and member, the gone ones included: state, in_flight, total, epoch, version, restarts, pid."""
+        """Per pool and member, the gone ones included: state, in_flight, total, epoch, version, lacks, restarts,
+        pid."""
         return {name: {m.name: _describe(m) for m in pool.members.values()} for name, pool in self._pools.items()}
 
 
@@ -115,6 +116,7 @@ def _describe(member: Member) -> dict[str, Any]:
         "total": member.total,
         "epoch": member.epoch,
         "version": member.version,
+        "lacks": member.lacks,
         "restarts": member.epoch - 1,
         "pid": member.facts.get("pid") if member.state is not State.DEAD else None,
     }

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from zagent import alive
 from zagent.broker.core import BrokerCore, Sends
+from zagent.broker.holders import HoldersFile
 from zagent.broker.leases import Frames
 from zagent.broker.record import Assignment, Recorder
 from zagent.broker.routing import routing
@@ -63,11 +64,13 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
 
     Settings: `endpoint`, `secret`, `pools` (names), `max_pending`, `sticky_cache_size`, `incarnation`, `expected` (of a
     broker in the place of one that died: [pool, name, epoch] of the members that live), `info` (told to every peer),
-    and, if need be, `routing` (`RoutingConfig.thresholds` by pool) and `record` (path of the assignments' JSON lines).
-    Reports the bound `endpoint` when ready.
+    and, if need be, `holders` (path of the file that tells the next broker who holds gates), `routing`
+    (`RoutingConfig.thresholds` by pool) and `record` (path of the assignments' JSON lines). Reports the bound
+    `endpoint` when ready.
     """
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))  # only noted; the loop acts
+    holders = HoldersFile(Path(settings["holders"])) if "holders" in settings else None
     with ExitStack() as resources:
         core = BrokerCore(
             secret=settings["secret"],
@@ -80,6 +83,8 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
             },
             incarnation=settings["incarnation"],
             expected=settings.get("expected", ()),
+            holders=() if holders is None else holders.read(),
+            remember=None if holders is None else holders.write,
             facts=settings["info"],
             record=_recorder(settings.get("record"), resources),
             now=time.monotonic(),

@@ -45,17 +45,21 @@ class Memory:
         return tags
 
     def wake_up(self, tags: Sequence[str] | None) -> list[Tag]:
-        """What is to be restored, in order; None = all that is released. Raises `StateError`."""
+        """What is to be restored, in order; None = all that is released. What is not released needs nothing: an engine
+        may have started while others slept. Raises `StateError`."""
         asked = self.released if tags is None else set(tags)
         for tag in asked:
             if tag not in TAGS:
                 raise StateError(f"there is no memory called {tag!r}, only {', '.join(TAGS)}")
-            if tag not in self.released:
-                raise StateError(f"{tag} is not released")
         if "weights" in self.released - asked:
             raise StateError("weights come before kv_cache: wake_up(['weights']), update_weights(…), wake_up()")
-        self.released = {tag for tag in self.released if tag not in asked}
-        return [tag for tag in TAGS if tag in asked]
+        restored = [tag for tag in TAGS if tag in asked & self.released]
+        self.released = self.released.difference(restored)
+        return restored
+
+    def not_restored(self, tags: Sequence[Tag]) -> None:
+        """After `wake_up`: it failed."""
+        self.released = self.released.union(tags)
 
     def check_update(self) -> None:
         """New weights need room. Raises `StateError`."""
@@ -67,9 +71,9 @@ class Memory:
         self._lost = False
 
     @property
-    def lost(self) -> bool:
-        """The weights are garbage."""
-        return self._lost
+    def lacks(self) -> list[str]:
+        """What has to come before anything can be generated: kinds of memory, and `update`, which is new weights."""
+        return [*(tag for tag in TAGS if tag in self.released), *(["update"] if self._lost else [])]
 
     @property
     def missing(self) -> str:

@@ -17,7 +17,7 @@ from zagent.engine.base import Engine, GenerateRequest, Progress
 from zagent.engine.chat import ChatTokenizer
 from zagent.engine.memory import Memory
 from zagent.engine.weights import EngineWeights
-from zagent.errors import EngineError, InvalidRequest, StateError
+from zagent.errors import EngineError, InvalidRequest, Refused
 from zagent.types import TokenOutput, int_array
 from zagent.wire.messages import Call, Outdated
 
@@ -49,8 +49,8 @@ class EngineServer:
         link.on(Outdated, lambda message, body: weights.catch_up(message.version, message.weights))
 
     def _serves(self, version: int, directory: str) -> None:
-        """Other weights than before."""
-        self.link.identity.facts.update(version=version, weights=directory)
+        """Other weights than before, or asleep, or awake."""
+        self.link.identity.facts.update(version=version, weights=directory, lacks=self._memory.lacks)
         self.link.announce()
 
     def _fail(self, reason: str) -> None:
@@ -103,7 +103,7 @@ class EngineServer:
 
     async def _generate(self, request: GenerateRequest, progress: Progress | None = None) -> TokenOutput:
         if self._memory.missing:
-            raise StateError(f"nothing can be generated: {self._memory.missing}")
+            raise Refused(f"nothing can be generated: {self._memory.missing}")  # the broker learns of it just now
         output = await self.engine.generate(request, progress)
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(output.extra_fields.get("prompt_token_ids", request.prompt_ids))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from zagent.client.member import Method
 from zagent.engine.base import Engine, TensorSpec, WeightsGroup
@@ -13,12 +14,14 @@ from zagent.engine.memory import Memory
 from zagent.errors import CallerError, InvalidRequest, StateError
 from zagent.wire.messages import Call
 
+Result = TypeVar("Result")
+
 
 class EngineWeights:
     """The engine's methods for its weights and its memory (`methods`).
 
     Args:
-        announce: tells the broker which version is served now, and from which directory.
+        announce: tells the broker which version is served now, from which directory, and what the memory lacks.
         give_up: called with the reason where an engine cannot catch up with its pool.
     """
 
@@ -73,7 +76,7 @@ class EngineWeights:
         """
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, int, bool]:
             raise InvalidRequest("update_weights takes [directory, version, flush]")
-        return await self._whole(self._update(*argument))
+        return await self._whole(self._update(*argument), "new weights could not be loaded")
 
     async def _update(self, directory: str, version: int, flush: bool) -> str:
         async with self._turn:
@@ -86,19 +89,20 @@ class EngineWeights:
                 )
             return await self._engine.checksum()
 
-    async def _whole(self, change: Coroutine[Any, Any, str]) -> str:
-        """Not broken off where its call is: half of it would be nobody's weights."""
+    async def _whole(self, change: Coroutine[Any, Any, Result], failure: str) -> Result:
+        """Not broken off where its call is: half of it would be nobody's weights, or nobody's memory. ``failure``: how
+        the engine ends where it fails then."""
         task = asyncio.ensure_future(change)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._unheard)
+            task.add_done_callback(partial(self._unheard, failure))
             raise
 
-    def _unheard(self, task: asyncio.Task[str]) -> None:
+    def _unheard(self, failure: str, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, CallerError):
-            self._give_up(f"new weights could not be loaded: {error}")
+            self._give_up(f"{failure}: {error}")
 
     async def join_group(self, argument: Any, call: Call) -> None:
         """The fields of a `WeightsGroup`. Raises `EngineError`, `InvalidRequest`."""
@@ -115,7 +119,7 @@ class EngineWeights:
             raise InvalidRequest("receive_weights takes [group, tensors, version, flush]")
         name, tensors, version, flush = argument
         specs = [TensorSpec(*_fields(tensor, TensorSpec)) for tensor in tensors]
-        return await self._whole(self._receive(name, specs, version, flush=flush))
+        return await self._whole(self._receive(name, specs, version, flush=flush), "new weights could not be loaded")
 
     async def _receive(self, name: str, specs: Sequence[TensorSpec], version: int, *, flush: bool) -> str:
         async with self._turn:
@@ -135,18 +139,32 @@ class EngineWeights:
         self._announce(version, directory)
 
     async def sleep(self, argument: Any, call: Call) -> dict[str, int]:
-        """The level (1, 2 or None) → bytes released by kind of memory (`Memory.sleep`). Raises `StateError`."""
-        async with self._turn:
-            return await self._engine.release(self._memory.sleep(argument, self._engine.in_flight()))
+        """The level (1, 2 or None) → bytes released by kind of memory (`Memory.sleep`). Raises `StateError`. Goes on
+        without its caller, as `wake_up` does."""
+        return await self._whole(self._sleep(argument), "memory could not be released")
 
-    async def wake_up(self, argument: Any, call: Call) -> list[bool]:
-        """Kinds of memory, or None → whether some is still released, and whether the weights are garbage
-        (`Memory.wake_up`). Raises `StateError`."""
+    async def _sleep(self, level: int | None) -> dict[str, int]:
+        async with self._turn:
+            tags = self._memory.sleep(level, self._engine.in_flight())
+            self._announce(*self._served)
+            return await self._engine.release(tags)
+
+    async def wake_up(self, argument: Any, call: Call) -> list[str]:
+        """Kinds of memory, or None → what the engine still lacks (`Memory.lacks`). Raises `StateError`."""
         if argument is not None and not isinstance(argument, list):
             raise InvalidRequest(f"wake_up takes kinds of memory, got {argument!r:.80}")
+        return await self._whole(self._wake_up(argument), "memory could not be restored")
+
+    async def _wake_up(self, tags: Sequence[str] | None) -> list[str]:
         async with self._turn:
-            await self._engine.restore(self._memory.wake_up(argument))
-            return [bool(self._memory.released), self._memory.lost]
+            restored = self._memory.wake_up(tags)
+            try:
+                await self._engine.restore(restored)
+            except BaseException:
+                self._memory.not_restored(restored)
+                raise
+            self._announce(*self._served)
+            return self._memory.lacks
 
     async def checksum(self, argument: Any, call: Call) -> str:
         """Of the weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -64,10 +64,18 @@ class Control:
         return _first_raised(results)
 
     async def try_members(
-        self, pool: str, method: str, argument: Any = None, *, timeout: float = CONTROL_TIMEOUT_S
+        self,
+        pool: str,
+        method: str,
+        argument: Any = None,
+        *,
+        names: Sequence[str] | None = None,
+        timeout: float = CONTROL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Call ``method`` on every live member of ``pool``; results by name, and exceptions in their place."""
-        return await self._each(pool, method, dict.fromkeys(await self._alive(pool), argument), timeout)
+        """Call ``method`` on every live member of ``pool``, or on those ``names``; results by name, and exceptions in
+        their place."""
+        names = await self._alive(pool) if names is None else names
+        return await self._each(pool, method, dict.fromkeys(names, argument), timeout)
 
     async def on_each(self, pool: str, method: str, arguments: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
         """Call ``method`` on the members named, each with its argument. Raises what the first failing one raised."""

@@ -47,8 +47,8 @@ class EngineControls:
         """Wait until the cluster has: until then its pools are not complete."""
 
     def status(self) -> dict[str, Any]:
-        """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, restarts, pid),
-        `versions` and `gated` pools, `sessions`, `pending`, `counters`."""
+        """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, what it `lacks`
+        while it sleeps, restarts, pid), `versions` and `gated` pools, `sessions`, `pending`, `counters`."""
         status: dict[str, Any] = self._ask(lambda: self._control.broker("status"))
         return status
 
@@ -97,7 +97,7 @@ class EngineControls:
 
         Raises:
             InputError: weights with other names or shapes than the engines' checkpoint; a version that does not follow.
-            StateError: the engines sleep, and their weights with them.
+            StateError: the engines sleep, and their weights with them; or another trainer is updating them.
             WeightUpdateError: no engine took them. They serve the former ones, some after a restart.
             DeadlineExceeded: calls still ran after `engine.update_timeout_s`; nothing has changed.
         """
@@ -116,7 +116,8 @@ class EngineControls:
 
     def abort_all_requests(self) -> None:
         """Break off all engine calls that run. They go on after `resume_generation` (`rollout.partial_rollout`), and
-        what comes meanwhile waits; rows notice nothing but the time."""
+        what comes meanwhile waits; rows notice nothing but the time. Raises `StateError` while another trainer is
+        updating the engines."""
         self._ask(self._weights.abort)
 
     def resume_generation(self) -> None:
@@ -134,19 +135,22 @@ class EngineControls:
                 keep. None: the most.
 
         Raises:
-            StateError: calls run, or the engines sleep already. They all go on as they are.
+            StateError: calls run, the engines sleep already, or another trainer is updating them. They go on as they
+                are.
+            Whatever else keeps an engine from it (it died, say): the others wake up again. Weights that were released
+            by then are garbage: calls run on engines that have some, or wait for `update_weights`.
         """
         return self._ask(lambda: self._sleep.sleep(level))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Engines take their memory again (``tags``: `weights`, `kv_cache`; None: all that is released). Calls pass
-        when they have all of it, and weights.
+        """Engines take their memory again (``tags``: `weights`, `kv_cache`; None: all that is released), whoever made
+        them sleep. Calls pass when they have all of it, and weights. An engine that has started meanwhile has both.
 
         Weights that were released are garbage then. In SGLang's order: ``wake_up(["weights"])``, `update_weights`,
         ``wake_up(["kv_cache"])``; or ``wake_up()`` and `update_weights`, where there is room for that.
 
         Raises:
-            StateError: the memory was not released, or it is not its turn.
+            StateError: no engine sleeps; it is not that memory's turn; or another trainer is updating the engines.
         """
         self._ask(lambda: self._sleep.wake_up(tags))
 

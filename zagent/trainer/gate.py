@@ -1,26 +1,37 @@
-"""The gate of the engines' pool, as one manager holds it: closed for one reason or several."""
+"""The gate of the engines' pool, as one manager holds it: closed for one reason or several. And the manager's turn to
+change the engines."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from typing import Any
 
 from zagent.client.calls import Calls
 from zagent.client.llm_client import ENGINE_POOL
-from zagent.errors import ZagentError
 from zagent.trainer.control import Control
 
 
 class Gate:
-    """Calls to engines wait while there is a reason; those that run go on. All methods on the loop of ``calls``."""
+    """Calls to engines wait while there is a reason; those that run go on. All methods on the loop of ``calls``.
+
+    What is held is said in each hello of the link: a broker that knows nothing of it hears it before anything passes.
+    """
 
     def __init__(self, calls: Calls, control: Control) -> None:
         self._control = control
+        self._identity = calls.link.identity
         self._reasons: set[str] = set()
         self._changing = asyncio.Lock()
-        self._again: asyncio.Task[None] | None = None
-        calls.link.on_rejoin(self._rejoined)
+        self._turns = asyncio.Lock()
+        self._has_turn = False  #: as the broker says
+        calls.link.hello_facts = self._facts
+
+    def _facts(self) -> dict[str, Any]:
+        gates = [ENGINE_POOL] if self._reasons else []
+        turns = [ENGINE_POOL] if self._has_turn else []
+        return {**self._identity.facts, "gates": gates, "turns": turns}
 
     async def close(self, reason: str) -> None:
         """Nothing passes from now on."""
@@ -53,13 +64,16 @@ class Gate:
         finally:
             await self.open(reason)
 
-    def _rejoined(self, same_broker: bool) -> None:
-        """A broker that does not know of it: one that waits for its members still gives them nothing."""
-        if self._reasons:
-            self._again = asyncio.get_running_loop().create_task(self._close_again())
-
-    async def _close_again(self) -> None:
-        with suppress(ZagentError):  # it is gone again, and so will we hear
-            async with self._changing:
-                if self._reasons:  # still
-                    await self._control.broker("close_gate", ENGINE_POOL)
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Nobody else changes the engines within: updates their weights, makes them sleep or wake up. This manager's
+        own orders wait for each other. Raises `StateError` where it is another trainer's turn."""
+        async with self._turns:
+            await self._control.status()  # which waits until a new broker has heard whose turn it is
+            try:
+                await self._control.broker("take_turn", ENGINE_POOL)
+                self._has_turn = True
+                yield
+            finally:
+                self._has_turn = False
+                await self._control.broker("end_turn", ENGINE_POOL)

@@ -45,7 +45,7 @@ class WeightUpdate:
 
 
 class Weights:
-    """Updates the engines' pool; one update at a time. All methods on the loop of ``control``.
+    """Updates the engines' pool, when it is its turn. All methods on the loop of ``control``.
 
     Args:
         directory: for weights that are written.
@@ -67,7 +67,6 @@ class Weights:
         self._control, self._gate, self._config = control, gate, config
         self._directory, self._reference = directory, reference
         self._broadcasts = Broadcasts(control, config, address)
-        self._turn = asyncio.Lock()
         #: What a broker that has lost it is told again: pool, version, directory.
         self._told: list[Any] | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -85,7 +84,7 @@ class Weights:
         for name, value, known in (("mode", mode, MODES), ("transport", transport, TRANSPORTS)):
             if value not in known:
                 raise InputError(f"{name} is one of {', '.join(known)}, got {value!r}")
-        async with self._turn:
+        async with self._gate.turn():
             version = await self._next(version)
             done = WeightUpdate(version)
             try:
@@ -140,13 +139,14 @@ class Weights:
 
     async def abort(self) -> None:
         """All that runs is broken off; the gate is closed for that reason then. Raises what keeps it from that."""
-        await self._gate.close("aborted")
-        try:
-            async with self._paused():
-                await self._calm("abort")
-        except BaseException:
-            await self._gate.open("aborted")
-            raise
+        async with self._gate.turn():  # the end of the pause would end that of an update, too
+            await self._gate.close("aborted")
+            try:
+                async with self._paused():
+                    await self._calm("abort")
+            except BaseException:
+                await self._gate.open("aborted")
+                raise
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:

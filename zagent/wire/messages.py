@@ -75,9 +75,11 @@ class EndSession(NamedTuple):
 
 class Hello(NamedTuple):
     """Peer → broker on each lane, again whenever the broker may have forgotten the peer: said twice, it changes
-    nothing but the version of a member's weights. ``pool`` "" = a caller only. Body: facts about the peer (a map); a
-    member's `held` are the calls that it runs or whose answers it keeps: ``[[call, attempt, session, method, running],
-    …]``, `version` and `weights` (a directory) are what it serves."""
+    nothing but the version of a member's weights and what it lacks. ``pool`` "" = a caller only. Body: facts about the
+    peer (a map); a member's `held` are the calls that it runs or whose answers it keeps: ``[[call, attempt, session,
+    method, running], …]``, `version` and `weights` (a directory) are what it serves, and `lacks` lists what it needs
+    before it can. A caller's `gates` and `turns` are the pools whose gate it keeps closed, and whose members it
+    changes."""
 
     pool: str
     name: str
