@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import zagent
-from zagent.trainer.checkpoint import shapes
+from zagent.trainer.checkpoint import forms
 
 OPTIONS = (
     *("engine.kind=sim", "model.path=tiny", "engine.count=2", "worker.count=1", "engine.mode=hybrid"),
@@ -28,7 +28,7 @@ def rows() -> zagent.DataProto:
 
 
 def weights(manager: zagent.AgentLoopManager) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(shape) for name, shape in shapes(Path(manager.config.model.path)).items()}
+    return {name: torch.zeros(form.shape) for name, form in forms(Path(manager.config.model.path)).items()}
 
 
 def test_the_whole_cycle(manager: zagent.AgentLoopManager) -> None:
