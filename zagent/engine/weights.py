@@ -64,8 +64,8 @@ class EngineWeights:
         finally:
             await self._engine.resume()
 
-    async def update_weights(self, argument: Any, call: Call) -> str:
-        """[directory, version, whether to clear the cache] → the new weights' checksum. Goes on without its caller.
+    async def update_weights(self, argument: Any, call: Call) -> None:
+        """[directory, version, whether to clear the cache]. Goes on without its caller.
 
         Raises:
             EngineError: they could not be loaded.
@@ -73,9 +73,9 @@ class EngineWeights:
         """
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, int, bool]:
             raise InvalidRequest("update_weights takes [directory, version, flush]")
-        return await self._whole(self._update(*argument))
+        await self._whole(self._update(*argument))
 
-    async def _update(self, directory: str, version: int, flush: bool) -> str:
+    async def _update(self, directory: str, version: int, flush: bool) -> None:
         async with self._turn:
             if self._served[0] < version:
                 await self._load(directory, version, flush=flush)
@@ -84,18 +84,17 @@ class EngineWeights:
                 raise StateError(
                     f"the engine serves version {number} of the weights, from {place or 'a process group'}"
                 )
-            return await self._engine.checksum()
 
-    async def _whole(self, change: Coroutine[Any, Any, str]) -> str:
+    async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
         """Not broken off where its call is: half of it would be nobody's weights."""
         task = asyncio.ensure_future(change)
         try:
-            return await asyncio.shield(task)
+            await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(self._unheard)
             raise
 
-    def _unheard(self, task: asyncio.Task[str]) -> None:
+    def _unheard(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, CallerError):
             self._give_up(f"new weights could not be loaded: {error}")
@@ -108,21 +107,20 @@ class EngineWeights:
         """A group's name."""
         await self._engine.leave_group(str(argument))
 
-    async def receive_weights(self, argument: Any, call: Call) -> str:
-        """[group, tensors (the fields of a `TensorSpec` each), version, whether to clear the cache] → the new weights'
-        checksum. Raises `EngineError`."""
+    async def receive_weights(self, argument: Any, call: Call) -> None:
+        """[group, tensors (the fields of a `TensorSpec` each), version, whether to clear the cache]. Raises
+        `EngineError`."""
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, list, int, bool]:
             raise InvalidRequest("receive_weights takes [group, tensors, version, flush]")
         name, tensors, version, flush = argument
         specs = [TensorSpec(*_fields(tensor, TensorSpec)) for tensor in tensors]
-        return await self._whole(self._receive(name, specs, version, flush=flush))
+        await self._whole(self._receive(name, specs, version, flush=flush))
 
-    async def _receive(self, name: str, specs: Sequence[TensorSpec], version: int, *, flush: bool) -> str:
+    async def _receive(self, name: str, specs: Sequence[TensorSpec], version: int, *, flush: bool) -> None:
         async with self._turn:
             self._memory.check_update()
             await self._engine.receive_weights(name, specs, version, flush=flush and not self._memory.released)
             self._updated(version, "")
-            return await self._engine.checksum()
 
     async def _load(self, directory: str, version: int, *, flush: bool) -> None:
         self._memory.check_update()
@@ -149,8 +147,10 @@ class EngineWeights:
             return [bool(self._memory.released), self._memory.lost]
 
     async def checksum(self, argument: Any, call: Call) -> str:
-        """Of the weights."""
+        """Of the weights; where the argument is a version, of that one. Raises `StateError`, `EngineError`."""
         async with self._turn:
+            if argument not in (None, self._served[0]):
+                raise StateError(f"the engine serves version {self._served[0]} of the weights, not {argument!r:.80}")
             return await self._engine.checksum()
 
     def catch_up(self, version: int, directory: str) -> None:

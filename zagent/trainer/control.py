@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from zagent.client.calls import Calls
 from zagent.errors import DeadlineExceeded, InvalidRequest, MemberLost
 from zagent.trainer.rollout import WORKER_POOL
+from zagent.wire.codec import encode_body
 from zagent.wire.messages import BROKER
 
 #: Seconds a control call may take; an engine that is busy answers it all the same.
@@ -64,16 +65,26 @@ class Control:
         return _first_raised(results)
 
     async def try_members(
-        self, pool: str, method: str, argument: Any = None, *, timeout: float = CONTROL_TIMEOUT_S
+        self,
+        pool: str,
+        method: str,
+        argument: Any = None,
+        *,
+        names: Sequence[str] | None = None,
+        timeout: float = CONTROL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Call ``method`` on every live member of ``pool``; results by name, and exceptions in their place."""
-        return await self._each(pool, method, dict.fromkeys(await self._alive(pool), argument), timeout)
+        """Call ``method`` on every live member of ``pool``, or on those ``names``; results by name, and exceptions in
+        their place."""
+        names = await self._alive(pool) if names is None else names
+        return await self._each(pool, method, dict.fromkeys(names, argument), timeout)
 
     async def on_each(self, pool: str, method: str, arguments: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
         """Call ``method`` on the members named, each with its argument. Raises what the first failing one raised."""
         return _first_raised(await self._each(pool, method, arguments, timeout))
 
     async def _each(self, pool: str, method: str, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        for argument in arguments.values():
+            encode_body(argument)  # what cannot cross the wire is no member's failure: raised before anybody is asked
         calls = (self._on(pool, name, method, argument, timeout) for name, argument in arguments.items())
         return dict(zip(arguments, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
