@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "worker": "errors config types wire client models rope loops jsonl alive",
     "service": "errors wire client loops.imports loops.threads alive",
     "engine": "errors config types wire client models loops.tokenizer alive",
-    "trainer": "errors config types wire client data_proto models images rope loops.tokenizer jsonl",
+    "trainer": "errors config types wire client data_proto models images rope loops.tokenizer loops.threads jsonl",
     "adapters": "errors config types client data_proto loops models trainer",
     "demo": "config data_proto errors loops models tiny trainer types",
     "launch": "errors config client.launcher_link demo.run trainer.job",

@@ -17,7 +17,7 @@ import torch
 
 import zagent
 from support.processes import Popen, child_name, eventually, with_run_id
-from zagent.trainer.checkpoint import shapes
+from zagent.trainer.checkpoint import forms
 
 OPTIONS = (
     *("engine.kind=sim", "model.path=tiny", "engine.count=2", "worker.count=1", "engine.mode=hybrid"),
@@ -46,7 +46,7 @@ def rows(count: int = 4) -> zagent.DataProto:
 
 
 def weights(manager: zagent.AgentLoopManager) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(shape) for name, shape in shapes(Path(manager.config.model.path)).items()}
+    return {name: torch.zeros(form.shape) for name, form in forms(Path(manager.config.model.path)).items()}
 
 
 def test_the_whole_cycle(manager: zagent.AgentLoopManager) -> None:

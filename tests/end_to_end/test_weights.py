@@ -17,7 +17,7 @@ import torch
 
 import zagent
 from support.clusters import questions, sim_config, sim_overrides
-from support.processes import Popen, child_name, eventually, running, with_run_id
+from support.processes import PATIENCE_S, Popen, child_name, eventually, running, with_run_id
 from zagent.errors import InputError
 
 MODES = ("wait", "abort", "in_place")
@@ -198,6 +198,38 @@ def test_weights_that_do_not_fit_change_nothing(manager: zagent.AgentLoopManager
         with pytest.raises(InputError):
             manager.update_weights(source, version=wanted)
     assert {version for own in Rows(manager, 4).versions() for version in own} == {version}
+
+
+def test_the_largest_version(tmp_path: Path) -> None:
+    """Larger ones are refused, and end no engine; rows have this one."""
+    last = 2**63 - 1
+    with zagent.AgentLoopManager.launch(sim_config(tmp_path, *OPTIONS)) as manager:
+        for wrong in (last + 1, 2**70):
+            with pytest.raises(InputError, match="64-bit"):
+                manager.update_weights(tensors(), version=wrong)
+        all_serve(manager, 0)
+        manager.update_weights(tensors(), version=last)
+        assert {version for own in Rows(manager, 4).versions() for version in own} == {last}
+
+
+REFUSED = """
+import sys, torch, zagent
+from zagent.errors import InvalidRequest
+if __name__ == "__main__":
+    with zagent.AgentLoopManager.connect(sys.argv[1]) as manager:
+        try:
+            manager.update_weights({"w": torch.zeros(3)}, transport="distributed")
+        except InvalidRequest as error:
+            print(error, flush=True)
+"""
+
+
+def test_a_process_group_that_engines_refuse_holds_nobody_up(manager: zagent.AgentLoopManager) -> None:
+    """The error comes at once, and the process ends, though torch still waits for the others of the group."""
+    with Popen([sys.executable, "-c", REFUSED, manager.endpoint], stdout=subprocess.PIPE, text=True) as trainer:
+        out, _ = trainer.communicate(timeout=PATIENCE_S)
+    assert "simulated engines take no tensors" in out
+    assert trainer.returncode == 0
 
 
 # ---- what is left ---------------------------------------------------------------------------------------------------

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from zagent.errors import InputError
-from zagent.trainer.checkpoint import check_checkpoint, shapes, tensors_of, write_checkpoint
+from zagent.errors import InputError, WeightUpdateError
+from zagent.trainer.checkpoint import check_checkpoint, forms, tensors_of, write_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 
@@ -70,7 +72,7 @@ def test_a_model_is_written_by_its_own_names(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(path)
     shown = logging.is_progress_bar_enabled()
     place = write_checkpoint(model, tmp_path / "1", path)
-    assert shapes(place) == shapes(path)
+    assert forms(place) == forms(path)
     assert (place / "config.json").exists()
     assert logging.is_progress_bar_enabled() == shown
 
@@ -85,8 +87,8 @@ def test_a_models_state_dict_is_written_too(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(path)
     for number, named in enumerate((model.state_dict(), model.named_parameters())):
         place = write_checkpoint(named, tmp_path / str(number), path)
-        assert shapes(place) == shapes(path)
-        assert tensors_of(dict(model.state_dict()), path).keys() == shapes(path).keys()
+        assert forms(place) == forms(path)
+        assert tensors_of(dict(model.state_dict()), path).keys() == forms(path).keys()
 
 
 def test_two_names_of_one_tensor_are_two_tensors(reference: Path, tmp_path: Path) -> None:
@@ -95,6 +97,14 @@ def test_two_names_of_one_tensor_are_two_tensors(reference: Path, tmp_path: Path
     made = tensors(**{"embed.weight": embedding, "lm_head.weight": embedding})
     found = load_file(write_checkpoint(made, tmp_path / "1", reference) / "w.safetensors")
     assert torch.equal(found["lm_head.weight"], found["embed.weight"])
+
+
+def test_views_that_overlap_are_tensors_of_their_own(tmp_path: Path) -> None:
+    """As are those that only lie side by side in one memory, which are not copied for it."""
+    flat = torch.arange(12.0)
+    made = {"a": flat[2:8], "b": flat[:6], "c": flat[8:], "d": flat[8:10], "e": flat[3:3]}
+    found = load_file(write_checkpoint(made, tmp_path / "1", None) / "w.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in made.items())
 
 
 def test_a_directory_is_used_where_it_lies(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +137,14 @@ def test_a_directory_is_used_where_it_lies(reference: Path, tmp_path: Path, monk
         ({1: torch.zeros(1)}, "pairs of name and tensor"),
         ([("a", torch.zeros(1), 1)], "pairs of name and tensor"),
         ([("a", torch.zeros(1)), ("a", torch.ones(1))], "have 'a' twice"),
+        ({"a": torch.zeros(1, device="meta")}, "'a' is on the meta device"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, "'a' has layout torch.sparse_coo"),
+        (
+            tensors(**HEAD, **{"norm.weight": torch.ones(3, dtype=torch.int64)}),
+            "no floating-point numbers: norm.weight",
+        ),
+        (tensors(**HEAD, **{"norm.weight": torch.ones(3, dtype=torch.bool)}), "no floating-point numbers: norm.weight"),
+        (tensors(**HEAD, **{"norm.weight": torch.ones(3) + 0j}), "no floating-point numbers: norm.weight"),
     ],
 )
 def test_what_does_not_fit_is_refused(source: Any, text: str, reference: Path, tmp_path: Path) -> None:
@@ -138,9 +156,24 @@ def test_what_does_not_fit_is_refused(source: Any, text: str, reference: Path, t
         tensors_of(source, reference)
 
 
+def test_a_dtype_without_files_is_refused(tmp_path: Path) -> None:
+    """By the tensor's name, also where there is no checkpoint to compare with; nothing is left."""
+    made = {"good": torch.zeros(1), "odd": torch.zeros(1, dtype=torch.complex128)}
+    with pytest.raises(InputError, match=r"safetensors does not have: odd \(torch.complex128\)"):
+        write_checkpoint(made, tmp_path / "out" / "1", None)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_whole_numbers_may_stay_whole_numbers(tmp_path: Path) -> None:
+    """What counts is what the engines' checkpoint has; the width of floating-point numbers does not."""
+    reference = checkpoint(tmp_path / "reference", {"a": torch.ones(2, dtype=torch.int32), "b": torch.ones(2)})
+    for number, a in enumerate((torch.ones(2, dtype=torch.int32), torch.ones(2))):
+        write_checkpoint({"a": a, "b": torch.ones(2).bfloat16()}, tmp_path / str(number), reference)
+
+
 @pytest.mark.parametrize("why", ["nowhere", "empty", "a file", "broken", "lacking"])
 def test_a_directory_without_weights_is_refused(why: str, reference: Path, tmp_path: Path) -> None:
-    """Also where its files cannot be read, or its index names some that are not there."""
+    """By its path; also where its files cannot be read, or its index names some that are not there."""
     place = tmp_path / "mine"
     if why == "a file":
         place.write_text("no directory")
@@ -150,7 +183,19 @@ def test_a_directory_without_weights_is_refused(why: str, reference: Path, tmp_p
         (place / "model.safetensors").write_bytes(b"\0" * 100)
     elif why == "lacking":
         (place / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
-    with pytest.raises(InputError, match="cannot be read" if why in ("broken", "lacking") else "no weights"):
+    what = "cannot be read" if why in ("broken", "lacking") else "no weights"
+    with pytest.raises(InputError, match=rf"(?=.*{what}).*{place}"):
+        write_checkpoint(place, tmp_path / "unused", reference)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "{}", "[]", "null", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "\xff"]
+)
+def test_an_index_that_cannot_be_used_is_named(text: str, reference: Path, tmp_path: Path) -> None:
+    """The file, whatever is wrong with it."""
+    place = checkpoint(tmp_path / "mine", tensors(**HEAD))
+    (place / "model.safetensors.index.json").write_text(text, "latin-1")
+    with pytest.raises(InputError, match=f"{place}/model.safetensors.index.json cannot be"):
         write_checkpoint(place, tmp_path / "unused", reference)
 
 
@@ -167,13 +212,46 @@ def test_a_failed_write_leaves_nothing(reference: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_file_system_is_named(error: Exception, tmp_path: Path) -> None:
+    """With the key that names another one; nothing is left there."""
+
+    class Model:
+        def save_pretrained(self, directory: Path) -> None:
+            raise error
+
+    with pytest.raises(WeightUpdateError, match=rf"no room for the weights in {tmp_path}/out: engine.weights_dir"):
+        write_checkpoint(Model(), tmp_path / "out" / "1", None)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_model_that_removes_its_directory(raises: bool, tmp_path: Path) -> None:
+    """What it raises itself is the error, and otherwise that there is nothing."""
+
+    class Model:
+        def save_pretrained(self, directory: Path) -> None:
+            directory.rmdir()
+            if raises:
+                raise ValueError("my own")
+
+    with pytest.raises(ValueError if raises else InputError, match="my own" if raises else "no weights"):
+        write_checkpoint(Model(), tmp_path / "out" / "1", None)
+
+
 @pytest.mark.parametrize("config", [{}, {"tie_word_embeddings": True}, {"text_config": {"tie_word_embeddings": True}}])
 def test_a_head_that_is_the_embedding_may_be_there_or_not(config: dict[str, Any], tmp_path: Path) -> None:
     """It is in no file of the engines' checkpoint, or the config says so: then it may lack, and is not written."""
     reference = checkpoint(tmp_path / "reference", tensors(**(HEAD if config else {})), **config)
     for number, made in enumerate((tensors(), tensors(**HEAD))):
         place = write_checkpoint(made, tmp_path / str(number), reference)
-        assert shapes(place).keys() == tensors().keys()
+        assert forms(place).keys() == tensors().keys()
         assert tensors_of(made, reference).keys() == tensors().keys()
     check_checkpoint(checkpoint(tmp_path / "mine", tensors(**HEAD)), reference)
 

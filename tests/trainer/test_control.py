@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.virtual_clock import run
-from zagent.errors import DeadlineExceeded, MemberLost
+from zagent.errors import DeadlineExceeded, EncodeError, MemberLost
 from zagent.trainer.control import Control
 from zagent.wire.messages import BROKER
 
@@ -64,6 +64,15 @@ def test_exceptions_may_be_wanted() -> None:
     assert {name: type(result) for name, result in results.items()} == {"a": ValueError, "b": MemberLost}
     empty, _ = control([{"a": "dead"}])
     assert run(empty.try_members("worker", "stats")) == {}
+
+
+@pytest.mark.parametrize("argument", [2**70, "\udcff", object()])
+def test_what_cannot_be_sent_is_no_members_failure(argument: Any) -> None:
+    """It is raised, and nobody has been asked."""
+    asking, calls = control([{"a": "ready", "b": "ready"}], a=1, b=2)
+    with pytest.raises(EncodeError):
+        run(asking.try_members("worker", "stats", [argument]))
+    assert calls.asked == []
 
 
 def test_what_one_member_raises_is_raised() -> None:

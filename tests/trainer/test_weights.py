@@ -403,7 +403,7 @@ def test_the_only_engine_dies(mode: str, at_s: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["abort", "in_place"])
 def test_an_engine_that_does_not_pause_is_taken_out(mode: str, tmp_path: Path) -> None:
-    """Its calls go on elsewhere, and the others get the weights."""
+    """Its calls go on elsewhere, and the others get the weights; the result says that it starts again."""
 
     async def main() -> None:
         async with World(tmp_path) as (cluster, who, engines):
@@ -414,7 +414,7 @@ def test_an_engine_that_does_not_pause_is_taken_out(mode: str, tmp_path: Path) -
                 raise EngineError("stuck")
 
             engines[0].engine.pause = pause  # type: ignore[method-assign]
-            assert (await who.update(mode)).engines == {"engine-1": "updated"}
+            assert (await who.update(mode)).engines == {"engine-0": "restarted", "engine-1": "updated"}
             assert {answer.versions[-1][0] for answer in await asyncio.gather(*running)} == {1}
             assert states(cluster) == {"engine-0": ("dead", 0), "engine-1": ("ready", 1)}
             await settled(cluster, who, 1)

@@ -55,6 +55,7 @@ class Own:
         return {
             "pools": self._roster.status(),
             "versions": {name: pool.version for name, pool in self._pools.items()},
+            "weights": {name: pool.weights for name, pool in self._pools.items()},
             "gated": sorted(name for name, pool in self._pools.items() if pool.holds_back),
             "sessions": len(self._dispatch.sessions),
             "pending": self._dispatch.pending,

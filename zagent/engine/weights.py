@@ -67,8 +67,8 @@ class EngineWeights:
         finally:
             await self._engine.resume()
 
-    async def update_weights(self, argument: Any, call: Call) -> str:
-        """[directory, version, whether to clear the cache] → the new weights' checksum. Goes on without its caller.
+    async def update_weights(self, argument: Any, call: Call) -> None:
+        """[directory, version, whether to clear the cache]. Goes on without its caller.
 
         Raises:
             EngineError: they could not be loaded.
@@ -76,9 +76,9 @@ class EngineWeights:
         """
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, int, bool]:
             raise InvalidRequest("update_weights takes [directory, version, flush]")
-        return await self._whole(self._update(*argument), "new weights could not be loaded")
+        await self._whole(self._update(*argument), "new weights could not be loaded")
 
-    async def _update(self, directory: str, version: int, flush: bool) -> str:
+    async def _update(self, directory: str, version: int, flush: bool) -> None:
         async with self._turn:
             if self._served[0] < version:
                 await self._load(directory, version, flush=flush)
@@ -87,7 +87,6 @@ class EngineWeights:
                 raise StateError(
                     f"the engine serves version {number} of the weights, from {place or 'a process group'}"
                 )
-            return await self._engine.checksum()
 
     async def _whole(self, change: Coroutine[Any, Any, Result], failure: str) -> Result:
         """Not broken off where its call is: half of it would be nobody's weights, or nobody's memory. ``failure``: how
@@ -112,21 +111,20 @@ class EngineWeights:
         """A group's name."""
         await self._engine.leave_group(str(argument))
 
-    async def receive_weights(self, argument: Any, call: Call) -> str:
-        """[group, tensors (the fields of a `TensorSpec` each), version, whether to clear the cache] → the new weights'
-        checksum. Raises `EngineError`."""
+    async def receive_weights(self, argument: Any, call: Call) -> None:
+        """[group, tensors (the fields of a `TensorSpec` each), version, whether to clear the cache]. Raises
+        `EngineError`."""
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, list, int, bool]:
             raise InvalidRequest("receive_weights takes [group, tensors, version, flush]")
         name, tensors, version, flush = argument
         specs = [TensorSpec(*_fields(tensor, TensorSpec)) for tensor in tensors]
-        return await self._whole(self._receive(name, specs, version, flush=flush), "new weights could not be loaded")
+        await self._whole(self._receive(name, specs, version, flush=flush), "new weights could not be loaded")
 
-    async def _receive(self, name: str, specs: Sequence[TensorSpec], version: int, *, flush: bool) -> str:
+    async def _receive(self, name: str, specs: Sequence[TensorSpec], version: int, *, flush: bool) -> None:
         async with self._turn:
             self._memory.check_update()
             await self._engine.receive_weights(name, specs, version, flush=flush and not self._memory.released)
             self._updated(version, "")
-            return await self._engine.checksum()
 
     async def _load(self, directory: str, version: int, *, flush: bool) -> None:
         self._memory.check_update()
@@ -167,8 +165,10 @@ class EngineWeights:
             return self._memory.lacks
 
     async def checksum(self, argument: Any, call: Call) -> str:
-        """Of the weights."""
+        """Of the weights; where the argument is a version, of that one. Raises `StateError`, `EngineError`."""
         async with self._turn:
+            if argument not in (None, self._served[0]):
+                raise StateError(f"the engine serves version {self._served[0]} of the weights, not {argument!r:.80}")
             return await self._engine.checksum()
 
     def catch_up(self, version: int, directory: str) -> None:

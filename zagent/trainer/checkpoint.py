@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from zagent.errors import InputError
+from zagent.errors import InputError, WeightUpdateError
 
 #: A directory of safetensors; a model with `save_pretrained`; or (name, tensor) pairs.
 Source: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Iterable[tuple[str, Any]] | Any"
-Shapes: TypeAlias = "dict[str, tuple[int, ...]]"
+Forms: TypeAlias = "dict[str, Form]"
 #: Left out of a checkpoint where it is the embedding.
 TIED = "lm_head.weight"
+
+
+class Form(NamedTuple):
+    """Of a tensor: what must be as it is in the engines' checkpoint."""
+
+    shape: tuple[int, ...]
+    floats: bool  #: of whatever width: engines convert them
 
 
 def write_checkpoint(source: Source, directory: Path, reference: Path | None) -> Path:
@@ -28,27 +36,37 @@ def write_checkpoint(source: Source, directory: Path, reference: Path | None) ->
             without a word, or dies of them. None, or without safetensors: any.
 
     Raises:
-        InputError: names or shapes that differ; a source of another kind.
+        InputError: names or shapes that differ; tensors that have no values, or none of the kind; a source of another
+            kind.
+        WeightUpdateError: there is no room for them.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source).resolve()
-    else:
-        draft = directory.with_name(directory.name + ".draft")
-        draft.mkdir(parents=True, mode=0o700)
-        try:
-            _save(source, draft, reference)
-            draft.rename(directory)
-        except BaseException:
-            shutil.rmtree(draft)
-            raise
-        path = directory
-    try:
         check_checkpoint(path, reference)
-    except InputError:
-        if path == directory:
-            shutil.rmtree(directory)
+        return path
+    draft = directory.with_name(directory.name + ".draft")
+    try:
+        draft.mkdir(parents=True, mode=0o700)
+        _save(source, draft, reference)
+        check_checkpoint(draft, reference)
+        draft.rename(directory)
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)  # it may be gone; what came before says more
+        if _is_full(error):
+            text = f"no room for the weights in {directory.parent}: engine.weights_dir can name another place"
+            raise WeightUpdateError(f"{text} ({error})") from error
         raise
-    return path
+    return directory
+
+
+def _is_full(error: BaseException) -> bool:
+    """No room in the file system, or in a quota; safetensors says so only in words."""
+    from safetensors import SafetensorError
+
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, SafetensorError):
+        return any(f"os error {number})" in str(error) for number in full)
+    return isinstance(error, OSError) and error.errno in full
 
 
 def _save(source: Any, directory: Path, reference: Path | None) -> None:
@@ -58,11 +76,35 @@ def _save(source: Any, directory: Path, reference: Path | None) -> None:
         return
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(source, reference).items()}
-    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
-    # safetensors refuses two names of one tensor.
-    whole = {n: tensor if first[tensor.data_ptr()] == n else tensor.clone() for n, tensor in tensors.items()}
-    save_file(whole, directory / "w.safetensors")
+    tensors = {name: tensor.detach() for name, tensor in _named(source, reference).items()}
+    unknown = {dtype for dtype in {tensor.dtype for tensor in tensors.values()} if not _has_files(dtype)}
+    odd = {f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype in unknown}
+    _refuse("of a dtype that safetensors does not have", odd)
+    save_file(
+        _apart({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}), directory / "w.safetensors"
+    )
+
+
+def _has_files(dtype: Any) -> bool:
+    """Whether safetensors can write it."""
+    import torch
+    from safetensors.torch import save
+
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # by version and dtype, from a KeyError to a NotImplementedError
+        return False
+    return True
+
+
+def _apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Each in memory of its own: two names of one tensor, or views that overlap, are refused by safetensors."""
+    apart, end = dict(tensors), 0
+    for name, tensor in sorted(tensors.items(), key=lambda named: named[1].data_ptr()):
+        if tensor.nbytes and tensor.data_ptr() < end:
+            apart[name] = tensor.clone()
+        end = max(end, tensor.data_ptr() + tensor.nbytes)
+    return apart
 
 
 @contextmanager
@@ -94,6 +136,9 @@ def _named(source: Any, reference: Path | None) -> dict[str, Any]:
             )
         if name in tensors:
             raise InputError(f"weights have {name!r} twice")
+        if tensor.is_meta or str(tensor.layout) != "torch.strided":
+            what = "is on the meta device, where it has no values" if tensor.is_meta else f"has layout {tensor.layout}"
+            raise InputError(f"weights are dense tensors: {name!r} {what}")
         tensors[name] = tensor
     if _is_tied(reference):
         tensors.pop(TIED, None)
@@ -107,26 +152,31 @@ def tensors_of(source: Source, reference: Path | None) -> dict[str, Any]:
         raise InputError(f"weights in a directory ({source}) are not broadcast: transport='disk'")
     named = source.state_dict() if hasattr(source, "state_dict") else source
     tensors = _named(named, reference)
-    _check({name: tuple(tensor.shape) for name, tensor in tensors.items()}, reference)
+    found = {name: Form(tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
+    _check(found, reference, "it")
     return tensors
 
 
 def check_checkpoint(path: Path, reference: Path | None) -> None:
-    """Raises `InputError` where ``path`` has no safetensors, or others than ``reference`` by name or shape."""
-    _check(shapes(path), reference)
+    """Raises `InputError` where ``path`` has no safetensors, or others than ``reference`` by name, shape or kind."""
+    if not path.is_dir():
+        raise InputError(f"no weights: {path} is {'no directory' if path.exists() else 'not there'}")
+    _check(forms(path), reference, str(path))
 
 
-def _check(found: Shapes, reference: Path | None) -> None:
+def _check(found: Forms, reference: Path | None, where: str) -> None:
     if not found:
-        raise InputError("no weights: there is not a single tensor in safetensors")
-    wanted = {} if reference is None else shapes(reference)
+        raise InputError(f"no weights: {where} has not a single tensor in safetensors")
+    wanted = {} if reference is None else forms(reference)
     if not wanted:
         return
     optional = {TIED} if _is_tied(reference) else set()
     _refuse("unknown to the engines' checkpoint", found.keys() - wanted.keys() - optional)
     _refuse("missing", wanted.keys() - found.keys() - optional)
-    wrong = {n for n in found.keys() & wanted.keys() if found[n] != wanted[n]}
-    _refuse("of another shape", {f"{name} {list(found[name])} instead of {list(wanted[name])}" for name in wrong})
+    both = found.keys() & wanted.keys()
+    wrong = {n for n in both if found[n].shape != wanted[n].shape}
+    _refuse("of another shape", {f"{n} {list(found[n].shape)} instead of {list(wanted[n].shape)}" for n in wrong})
+    _refuse("that are no floating-point numbers", {n for n in both if wanted[n].floats and not found[n].floats})
 
 
 def _refuse(what: str, names: set[str]) -> None:
@@ -135,38 +185,55 @@ def _refuse(what: str, names: set[str]) -> None:
         raise InputError(f"weights {what}: {some}")
 
 
-def shapes(directory: Path) -> Shapes:
+def forms(directory: Path) -> Forms:
     """Of all tensors in its safetensors, read from the files' headers. Raises `InputError`."""
     from safetensors import SafetensorError, safe_open
 
-    found: Shapes = {}
+    found: Forms = {}
     for file in _files(directory):
         try:
             with safe_open(file, "numpy") as opened:
-                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+                found |= {name: _form(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} cannot be read: {error}") from error
     return found
 
 
+def _form(header: Any) -> Form:
+    return Form(tuple(header.get_shape()), header.get_dtype().startswith(("F", "BF")))
+
+
 def _files(directory: Path) -> list[Path]:
     """Those of the index, where there is one: beside them may lie the same weights in other people's form."""
-    try:
-        index = json.loads((directory / "model.safetensors.index.json").read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    file = directory / "model.safetensors.index.json"
+    index = _read(file)
+    if index is None:
         return sorted(directory.glob("*.safetensors"))
-    return sorted({directory / name for name in index["weight_map"].values()})
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{file} cannot be used: it has no weight_map of names to files")
+    return sorted({directory / name for name in names.values()})
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """The JSON object in it; None = there is no such file. Raises `InputError`."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{file} cannot be used: a {type(found).__name__} instead of an object")
+    return found
 
 
 def _is_tied(reference: Path | None) -> bool:
     """Whether the head is the embedding: the config says so, or leaves it to the model, whose files have no head."""
-    wanted = {} if reference is None else shapes(reference)
+    wanted = {} if reference is None else forms(reference)
     if not wanted or reference is None:
         return False
     if TIED not in wanted:
         return True
-    try:
-        config = json.loads((reference / "config.json").read_text())
-    except FileNotFoundError:
-        return False
-    return bool(config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False)))
+    config = _read(reference / "config.json") or {}
+    return bool(config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings", False)))

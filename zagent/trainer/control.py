@@ -10,6 +10,7 @@ from typing import Any
 from zagent.client.calls import Calls
 from zagent.errors import DeadlineExceeded, InvalidRequest, MemberLost
 from zagent.trainer.rollout import WORKER_POOL
+from zagent.wire.codec import encode_body
 from zagent.wire.messages import BROKER
 
 #: Seconds a control call may take; an engine that is busy answers it all the same.
@@ -82,6 +83,8 @@ class Control:
         return _first_raised(await self._each(pool, method, arguments, timeout))
 
     async def _each(self, pool: str, method: str, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        for argument in arguments.values():
+            encode_body(argument)  # what cannot cross the wire is no member's failure: raised before anybody is asked
         calls = (self._on(pool, name, method, argument, timeout) for name, argument in arguments.items())
         return dict(zip(arguments, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 

@@ -48,7 +48,8 @@ class EngineControls:
 
     def status(self) -> dict[str, Any]:
         """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, what it `lacks`
-        while it sleeps, restarts, pid), `versions` and `gated` pools, `sessions`, `pending`, `counters`."""
+        while it sleeps, restarts, pid), `versions`, where their `weights` lie, and `gated` pools, `sessions`, `pending`,
+        `counters`."""
         status: dict[str, Any] = self._ask(lambda: self._control.broker("status"))
         return status
 
@@ -87,7 +88,8 @@ class EngineControls:
         Args:
             source: a directory of safetensors (used where it lies, and needed there until the next update), a model
                 with `save_pretrained`, or named tensors (a map, or pairs), complete and by the checkpoint's names.
-            version: of the weights, above the present one; default: the next.
+            version: of the weights, above the present one, and above that of an update that was broken off; default:
+                the next.
             mode: what becomes of engine calls that run. `wait`: they end on the former weights, as long as it takes.
                 `abort`: they are broken off, and go on on the new ones (`rollout.partial_rollout`), from a prompt that
                 is computed anew. `in_place`: they stand still, and go on on the new ones with the KV they have.
@@ -96,9 +98,12 @@ class EngineControls:
                 file has the weights then: an engine that starts later waits for the next update.
 
         Raises:
-            InputError: weights with other names or shapes than the engines' checkpoint; a version that does not follow.
-            StateError: the engines sleep, and their weights with them; or another trainer is updating them.
-            WeightUpdateError: no engine took them. They serve the former ones, some after a restart.
+            InputError: weights with other names or shapes than the engines' checkpoint, or none of its kind; a version
+                that does not follow, or is no 64-bit int.
+            StateError: the engines sleep, and their weights with them; or another trainer is updating them; or there is
+                no version beyond the present one.
+            WeightUpdateError: no engine took them, or there is no room to write them. They serve the former ones, some
+                after a restart.
             DeadlineExceeded: calls still ran after `engine.update_timeout_s`; nothing has changed.
         """
         return self._ask(lambda: self._update(source, version, mode, transport))

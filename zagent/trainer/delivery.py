@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import EngineConfig
+from zagent.loops.threads import started
 from zagent.trainer.checkpoint import Source, tensors_of, write_checkpoint
 from zagent.trainer.control import Control
 from zagent.trainer.weights_group import TrainerGroup
@@ -26,7 +28,7 @@ class Delivery(Protocol):
     directory: str
 
     async def deliver(self, version: int, *, flush: bool) -> dict[str, Any]:
-        """Into all engines; by name, the checksum of what they have then, or the exception."""
+        """Into all engines; by name, None or the exception. Raises `EncodeError` before any of them is told."""
 
 
 class FromDisk:
@@ -73,18 +75,18 @@ class Broadcasts:
             size, backend = width * len(names), _backend()
             return TrainerGroup(name, size, address=self._address, backend=backend, timeout_s=timeout)
 
-        group = await asyncio.to_thread(make)
+        group = await _in_daemon(make)
         arguments = {
             engine: [group.address, group.port, 1 + width * index, group.world_size, name, group.backend]
             for index, engine in enumerate(names)
         }
         joining = asyncio.ensure_future(self._control.on_each(ENGINE_POOL, "join_group", arguments, timeout=timeout))
-        joined = asyncio.ensure_future(asyncio.to_thread(group.join))
-        await asyncio.wait((joining, joined), return_when=asyncio.FIRST_EXCEPTION)
-        if joining.done():
-            joining.result()
-        await joined
-        await joining
+        joined = asyncio.ensure_future(_in_daemon(group.join))
+        try:
+            await asyncio.gather(joining, joined)
+        finally:
+            joining.cancel()
+            joined.cancel()
         return group
 
     async def close(self, *, engines_stay: bool = True) -> None:
@@ -94,7 +96,7 @@ class Broadcasts:
             return
         if engines_stay:
             await self._control.try_members(ENGINE_POOL, "leave_group", group.name)
-        await asyncio.to_thread(group.close)
+        await _in_daemon(group.close)
 
 
 class Broadcast:
@@ -111,7 +113,7 @@ class Broadcast:
             for name, tensor in self._tensors.items()
         ]
         argument = [self._group.name, specs, version, flush]
-        sending = asyncio.ensure_future(asyncio.to_thread(self._group.send, self._tensors))
+        sending = asyncio.ensure_future(_in_daemon(self._group.send, self._tensors))
         results = await self._control.try_members(ENGINE_POOL, "receive_weights", argument, timeout=self._timeout)
         await asyncio.wait((sending,))  # it ends with the engines, or with torch's own timeout
         if error := sending.exception():
@@ -127,6 +129,15 @@ async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     except asyncio.CancelledError:
         await asyncio.gather(working, return_exceptions=True)
         raise
+
+
+async def _in_daemon(function: Callable[..., Result], *arguments: Any) -> Result:
+    """As `asyncio.to_thread`, in a thread that nobody waits for when the process ends: a group that does not come about
+    ends only with torch's own timeout."""
+    result, error = await started(partial(function, *arguments), "zagent-weights-group")
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
 
 
 def _backend() -> str:

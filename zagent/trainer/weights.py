@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,16 @@ from uuid import uuid4
 from zagent.client.calls import Calls
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import EngineConfig
-from zagent.errors import CallerError, DeadlineExceeded, InputError, WeightUpdateError, ZagentError
+from zagent.errors import (
+    CallerError,
+    DeadlineExceeded,
+    EncodeError,
+    InputError,
+    StateError,
+    WeightUpdateError,
+    ZagentError,
+)
+from zagent.trainer.brought import Brought
 from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
 from zagent.trainer.delivery import TRANSPORTS, Broadcasts, Delivery, FromDisk, Transport, in_thread
@@ -27,6 +36,12 @@ Mode = Literal["wait", "abort", "in_place"]
 MODES = ("wait", "abort", "in_place")
 #: Pauses between two looks whether the engines are idle, in seconds: the first, and the longest.
 LOOK_S, LONGEST_LOOK_S = 0.005, 0.1
+LOST = (
+    "the broker and all engines were started again: they serve version %d of the weights, the latest that this "
+    "trainer has brought; where another trainer has brought later ones, bring those again"
+)
+#: `rollout_versions` are int64.
+LAST_VERSION = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -34,8 +49,9 @@ class WeightUpdate:
     """What an update did.
 
     ``seconds`` per stage, in order: `write`, `gate`, `drain`, `update`, `reopen`. ``engines`` by name: `updated`, or
-    `restarted` where the engine could not load them: it is started again, and does so then or leaves the pool.
-    ``checksum``: of the weights in the engines; equal for equal ones of one model, dtype and parallel size.
+    `restarted` where the engine could not load them, or did not pause for it: it is started again, and loads them then
+    or leaves the pool. ``checksum``: of the weights in the engines; equal for equal ones of one model, dtype and
+    parallel size; "" where no engine gave it in time.
     """
 
     version: int
@@ -67,15 +83,20 @@ class Weights:
         self._control, self._gate, self._config = control, gate, config
         self._directory, self._reference = directory, reference
         self._broadcasts = Broadcasts(control, config, address)
-        #: What a broker that has lost it is told again: pool, version, directory.
-        self._told: list[Any] | None = None
+        self._brought = Brought()
         self._telling: asyncio.Task[None] | None = None
         calls.link.on_rejoin(self._rejoined)
 
     async def version(self) -> int:
         """Of the weights that the engines serve; a broker that was started again may not have heard yet."""
-        told = 0 if self._told is None else int(self._told[1])
-        return max(told, int((await self._control.status())["versions"][ENGINE_POOL]))
+        return max(self._brought.served[0], await self._seen())
+
+    async def _seen(self) -> int:
+        """What the broker says that the pool serves."""
+        status = await self._control.status()
+        version = int(status["versions"][ENGINE_POOL])
+        self._brought.serve(version, status["weights"][ENGINE_POOL])
+        return version
 
     async def update(
         self, source: Source, version: int | None, mode: Mode, transport: Transport = "disk"
@@ -91,13 +112,8 @@ class Weights:
                 async with self._timed(done, "write"):
                     delivery = await self._prepare(source, version, transport)
                 await self._bring(delivery, mode, done)
-            except BaseException as error:
-                # Broken off later, an engine may have them, and others follow it.
-                if "update" not in done.seconds or isinstance(error, (CallerError, WeightUpdateError)):
-                    await self._forget()
-                raise
-            self._told = [ENGINE_POOL, version, delivery.directory]
-            await self._forget()
+            finally:
+                await self._forget()
             return done
 
     async def _prepare(self, source: Source, version: int, transport: Transport) -> Delivery:
@@ -111,17 +127,26 @@ class Weights:
         await self._broadcasts.close(engines_stay=engines_stay)
 
     def _rejoined(self, same_broker: bool) -> None:
-        if self._told is not None:
-            self._telling = asyncio.get_running_loop().create_task(self._tell(self._told))
+        if self._brought.served[0] and not same_broker:
+            self._telling = asyncio.get_running_loop().create_task(self._tell(*self._brought.served))
 
-    async def _tell(self, told: list[Any]) -> None:
+    async def _tell(self, version: int, directory: str) -> None:
+        """At once, before engines that were started again with the broker serve the weights of the start. What another
+        trainer has brought since they would not know, either."""
         with suppress(ZagentError):  # gone again: we shall hear
-            await self._control.broker("set_version", told)
+            await self._control.broker("set_version", [ENGINE_POOL, version, directory])
+            members = (await self._control.status())["pools"][ENGINE_POOL].values()
+            if all(member["version"] < version for member in members):
+                logger.warning(LOST, version)
 
     async def _next(self, version: int | None) -> int:
-        now = await self.version()
+        now = max(await self.version(), self._brought.latest)
         if version is not None and (type(version) is not int or version <= now):
             raise InputError(f"version {version!r} does not follow {now}: versions only grow")
+        if version is not None and version > LAST_VERSION:
+            raise InputError(f"version {version} is beyond {LAST_VERSION}: versions are 64-bit ints")
+        if now >= LAST_VERSION:
+            raise StateError(f"no version follows {now}: versions are 64-bit ints, and only grow")
         return now + 1 if version is None else version
 
     async def _bring(self, delivery: Delivery, mode: Mode, done: WeightUpdate) -> None:
@@ -130,7 +155,7 @@ class Weights:
         try:
             async with nullcontext() if mode == "wait" else self._paused():
                 async with self._timed(done, "drain"):
-                    await self._calm(mode)
+                    done.engines.update(dict.fromkeys(await self._calm(mode), "restarted"))
                 async with self._timed(done, "update"):
                     await self._load(delivery, done, flush=mode != "in_place")
         finally:
@@ -158,15 +183,16 @@ class Weights:
             finally:
                 await self._control.try_members(ENGINE_POOL, "resume")
 
-    async def _calm(self, mode: Mode) -> None:
-        """Whatever runs has ended, or stands still. An engine that does not pause is taken out."""
+    async def _calm(self, mode: Mode) -> set[str]:
+        """Whatever runs has ended, or stands still. Engines that do not pause are taken out; their names."""
+        failed: set[str] = set()
         if mode != "wait":
             epochs, timeout = await self._control.epochs(ENGINE_POOL), self._config.update_timeout_s
-            await self._without_failed(
-                epochs, await self._control.try_members(ENGINE_POOL, "pause", mode, timeout=timeout), "did not pause"
-            )
+            paused = await self._control.try_members(ENGINE_POOL, "pause", mode, timeout=timeout)
+            failed = await self._without_failed(epochs, paused, "did not pause")
         if mode != "in_place":
             await self.idle()
+        return failed
 
     async def _without_failed(self, epochs: Mapping[str, int], results: Mapping[str, Any], what: str) -> set[str]:
         """Engines that gave an exception are taken out, and start again; their names."""
@@ -193,27 +219,48 @@ class Weights:
     async def _load(self, delivery: Delivery, done: WeightUpdate, *, flush: bool) -> None:
         what = f"version {done.version} of the weights"
         epochs = await self._control.epochs(ENGINE_POOL)
-        results = await delivery.deliver(done.version, flush=flush)
-        if not results:
-            raise WeightUpdateError(f"no engine is there to take {what}")
-        if all(isinstance(result, CallerError) for result in results.values()):  # nothing has been touched
+        results = await self._deliver(delivery, done.version, flush=flush)
+        if results and all(isinstance(result, CallerError) for result in results.values()):  # nothing has been touched
+            self._brought.refused(delivery.directory)
             raise next(iter(results.values()))
         # Nobody knows what those serve now: they start again, and catch up.
         failed = await self._without_failed(epochs, results, f"did not take {what}")
-        if len(failed) == len(results):
-            raise WeightUpdateError(f"no engine took {what}: {results}")
+        if len(failed) == len(results) and not await self._took_effect(done.version, delivery.directory):
+            self._brought.refused(delivery.directory)
+            raise WeightUpdateError(f"no engine took {what}: {results or 'none is there'}")
         await self._control.broker("set_version", [ENGINE_POOL, done.version, delivery.directory])
+        self._brought.serve(done.version, delivery.directory)
         done.engines.update({name: "restarted" if name in failed else "updated" for name in results})
-        sums = {name: result for name, result in results.items() if name not in failed}
-        done.checksum = next(iter(sums.values()))
-        if len(set(sums.values())) > 1:
-            logger.warning("the engines' weights differ at version %d, by their checksums: %s", done.version, sums)
+        done.checksum = await self._checksum(done.version, results.keys() - failed)
+
+    async def _deliver(self, delivery: Delivery, version: int, *, flush: bool) -> dict[str, Any]:
+        self._brought.sent(version, delivery.directory)
+        try:
+            return await delivery.deliver(version, flush=flush)
+        except EncodeError:  # not to a single one
+            self._brought.refused(delivery.directory)
+            raise
+
+    async def _took_effect(self, version: int, directory: str) -> bool:
+        """Whether an engine has said that it serves that, before it failed: then others will load it."""
+        await self._seen()
+        return self._brought.served == (version, directory)
+
+    async def _checksum(self, version: int, names: Iterable[str]) -> str:
+        """Of the weights in these engines; who cannot say it serves them all the same."""
+        results = await self._control.try_members(
+            ENGINE_POOL, "checksum", version, names=sorted(names), timeout=self._config.update_timeout_s
+        )
+        for name in [name for name, result in results.items() if isinstance(result, BaseException)]:
+            logger.warning("engine %s gave no checksum of version %d: %s", name, version, results.pop(name))
+        if len(set(results.values())) > 1:
+            logger.warning("the engines' weights differ at version %d, by their checksums: %s", version, results)
+        return next(iter(results.values()), "")
 
     async def _forget(self) -> None:
         """Remove directories that no engine will be told to load."""
-        keep = None if self._told is None else self._told[2]
-        for path in [path for path in self._directory.glob("*") if str(path) != keep]:
-            await in_thread(shutil.rmtree, path)
+        for path in [path for path in self._directory.glob("*") if not self._brought.needs(str(path))]:
+            await in_thread(shutil.rmtree, path, True)  # what cannot be removed now is tried again after the next one
 
     @asynccontextmanager
     async def _timed(self, done: WeightUpdate, stage: str) -> AsyncIterator[None]:
