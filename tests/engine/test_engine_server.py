@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,25 @@ def test_a_call_that_fails_is_not_counted() -> None:
             with pytest.raises(InvalidRequest):
                 await (await cluster.manager()).generate("s", [], {})
             assert server.counts["calls"] == 0
+
+    run(main())
+
+
+def test_log_probabilities_that_are_no_numbers_are_the_weights_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of weights with a NaN: an `EngineError` that says which, rather than a row that is refused for its loop's."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            server = await cluster.engine()
+            generate = server.engine.generate
+
+            async def spoilt(*arguments: Any) -> TokenOutput:
+                output = await generate(*arguments)
+                return replace(output, log_probs=np.full(len(output.token_ids), np.nan, np.float32))
+
+            monkeypatch.setattr(server.engine, "generate", spoilt)
+            with pytest.raises(EngineError, match="no numbers, by weights of version 0"):
+                await (await cluster.manager()).generate("s", [1], {"max_new_tokens": 2, "logprobs": True})
 
     run(main())
 

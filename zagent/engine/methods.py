@@ -105,6 +105,10 @@ class EngineServer:
         if self._memory.missing:
             raise Refused(f"nothing can be generated: {self._memory.missing}")  # the broker learns of it just now
         output = await self.engine.generate(request, progress)
+        if output.log_probs is not None and not np.isfinite(output.log_probs).all():
+            raise EngineError(
+                f"log-probabilities that are no numbers, by weights of version {output.versions[-1][0]}: are there NaNs?"
+            )
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(output.extra_fields.get("prompt_token_ids", request.prompt_ids))
         self.counts["cached_tokens"] += output.cached_tokens

@@ -48,8 +48,8 @@ class EngineControls:
 
     def status(self) -> dict[str, Any]:
         """The broker's exact counts: `pools` (per member: state, in_flight, total, epoch, version, what it `lacks`
-        while it sleeps, restarts, pid), `versions`, where their `weights` lie, and `gated` pools, `sessions`, `pending`,
-        `counters`."""
+        while it sleeps, restarts, pid), `versions`, where their `weights` lie, and `gated` pools, `sessions`,
+        `pending`, `counters`."""
         status: dict[str, Any] = self._ask(lambda: self._control.broker("status"))
         return status
 

@@ -107,10 +107,10 @@ def _token_ages(output: AgentLoopOutput, age: Callable[[int], int]) -> np.ndarra
 
 
 def lengths(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """How long the responses are, in tokens: `rows`, `mean`, `median`, `max`; NaN where there are none."""
+    """How long the responses are, in tokens: `rows`, and where there are some `mean`, `median`, `max`."""
     found = [len(outcome.output.response_ids) for outcome in outcomes if outcome.output is not None]
     if not found:
-        return {"rows": 0, "mean": float("nan"), "median": float("nan"), "max": float("nan")}
+        return {"rows": 0}  # NaN is no JSON, and 0 no length
     return {
         "rows": len(found),
         "mean": statistics.fmean(found),
@@ -125,7 +125,7 @@ def lengths_line(statistics: dict[str, float]) -> str:
     parts = []
     for name in ("kept", "carried", "dropped"):
         rows, mean, median, most = (
-            statistics[f"{STATISTICS}/response_length/{name}/{key}"] for key in ("rows", "mean", "median", "max")
+            statistics.get(f"{STATISTICS}/response_length/{name}/{key}", 0) for key in ("rows", "mean", "median", "max")
         )
         parts.append(f"{name} {rows:.0f} rows" + (f" of {mean:.0f} tokens ({median:.0f}, {most:.0f})" if rows else ""))
     running = statistics[f"{STATISTICS}/monitor/active_tasks_size"]
