@@ -107,7 +107,7 @@ class EngineServer:
         output = await self.engine.generate(request, progress)
         if output.log_probs is not None and not np.isfinite(output.log_probs).all():
             raise EngineError(
-                f"log-probabilities that are no numbers, by weights of version {output.versions[-1][0]}: are there NaNs?"
+                f"log-probabilities that are no numbers, by weights of version {output.versions[-1][0]}: a NaN?"
             )
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(output.extra_fields.get("prompt_token_ids", request.prompt_ids))
