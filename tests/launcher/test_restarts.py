@@ -438,7 +438,8 @@ def test_a_stopped_process_is_spared_and_then_ended(tmp_path: Path, monkeypatch:
         return len(lives(tmp_path)) == 2
 
     line = supervise(tmp_path, [of_room(tmp_path, "engine", deaths=0)], until, hung_after_s=2.5)
-    assert line.slow == [("engine-0", 1, True), ("engine-0", 1, False), ("engine-0", 1, True)]
+    slow = [said for said in line.slow if said[0] == "engine-0"]  # on a busy machine others may be, too
+    assert slow == [("engine-0", 1, True), ("engine-0", 1, False), ("engine-0", 1, True)]
     ((_, _, _, reason, crashed),) = line.told
     assert reason.startswith("it hung: nothing was heard of it for")
     assert reason.endswith("(it was stopped), and it was killed by SIGKILL")
