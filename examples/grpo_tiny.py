@@ -136,7 +136,9 @@ def one_step_off(manager: zagent.AgentLoopManager, prompts: Batches, model: Any,
 def fully_async(manager: zagent.AgentLoopManager, prompts: Batches, model: Any, n: int) -> Batches:
     """Groups are generated without a pause, by weights that are at most one step old when they end."""
     first = next(prompts)
-    batches = zagent.FullyAsyncAgentLoopManager(manager, chain([first], prompts), ppo_mini_batch_size=len(first), n=n)
+    batches = zagent.FullyAsyncAgentLoopManager(
+        manager, chain([first], prompts), ppo_mini_batch_size=len(first), n=n, staleness_threshold=1.0
+    )
     with batches:
         for batch in batches:
             yield batch
