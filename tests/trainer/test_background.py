@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from zagent.data_proto import DataProto
+from zagent.errors import InputError
 from zagent.trainer.background import Pulled, as_error
 
 STRANGE = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), OSError("disk gone")]
@@ -196,3 +198,12 @@ def test_a_loader_that_blocks_does_not_keep_the_process_from_ending() -> None:
     """It waits for ever; the process does not wait for it."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout) == (0, "at the end\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("items", "said"), [(5, "is an iterable of zagent.DataProto, got int"), (DataProto(), "put it into a list")]
+)
+def test_what_is_no_data_loader_is_refused(items: Any, said: str) -> None:
+    """A number, and a single batch, whose rows would be taken for batches."""
+    with pytest.raises(InputError, match=said):
+        Pulled(items)

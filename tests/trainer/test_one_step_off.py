@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from support.fake_rollouts import FakeRollouts, broken, prompts, scored
 from zagent.data_proto import DataProto
@@ -319,3 +320,10 @@ def test_the_hidden_share_is_of_the_shorter_of_making_and_training(
     made = Made(DataProto(), data_s, generate_s)
     assert Step(0.0, True, train_s, wait_s).statistics(made)["hidden_share"] == share
     assert "hidden_share" not in Step(0.0, False, train_s, wait_s).statistics(made)
+
+
+@pytest.mark.parametrize("weights", [torch.nn.Linear(1, 1), {"w": torch.zeros(1)}, None])
+def test_weights_are_asked_for(weights: Any) -> None:
+    """A model is refused at once, though it can be called, too."""
+    with pytest.raises(InputError, match="such as lambda: model"):
+        OneStepOffAgentLoopManager(Rollouts(), [], weights=weights)

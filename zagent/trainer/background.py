@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
+from zagent.data_proto import DataProto
+from zagent.errors import InputError
+
 Item = TypeVar("Item")
 #: By these Python ends iterators and tasks: a foreign one would be taken for the end of the data, or for a cancel of
 #: one's own.
@@ -52,6 +55,11 @@ class Pulled(AsyncIterator[Item]):
     """
 
     def __init__(self, items: Iterable[Item] | AsyncIterable[Item]) -> None:
+        """Raises `InputError` for what gives no items, and for a single batch."""
+        if isinstance(items, DataProto):
+            raise InputError("one DataProto is no data loader: put it into a list")
+        if not isinstance(items, (Iterable, AsyncIterable)):
+            raise InputError(f"{WHO} is an iterable of zagent.DataProto, got {type(items).__name__}")
         self._items = items
         self._source: AsyncIterator[Item] | None = None
         self._end: BaseException | None = None

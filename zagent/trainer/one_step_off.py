@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost
+from zagent.errors import ConnectionLost, InputError
 from zagent.trainer.admission import Admission, Limits
 from zagent.trainer.background import Pulled, raise_again
 from zagent.trainer.checkpoint import Source
@@ -93,7 +93,12 @@ class OneStepOffAgentLoopManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing runs until the first batch is asked for. ``mode`` is `update_weights`'s, for others on the cluster:
-        nothing of ours runs then."""
+        nothing of ours runs then. Raises `InputError` for ``batches`` that give none, and ``weights`` that are no
+        function."""
+        if not callable(weights) or hasattr(weights, "state_dict"):  # a torch module can be called, too
+            raise InputError(
+                f"weights is a function that gives them, such as lambda: model, got {type(weights).__name__}"
+            )
         self._manager, self._weights, self._mode, self._clock = manager, weights, mode, clock
         self._batches = Pulled(batches)
         self._io = IoThread("zagent-one-step-off")
