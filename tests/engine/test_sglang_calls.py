@@ -267,14 +267,6 @@ def test_our_errors_pass_through() -> None:
     assert calls.to_error(error) is error
 
 
-@pytest.mark.parametrize("logprobs", [True, False])
-def test_empty_answer_has_no_log_probability(logprobs: bool) -> None:
-    """A call for no tokens is answered with nothing, reason length."""
-    output = calls.empty_output(logprobs)
-    assert (len(output.token_ids), output.stop_reason) == (0, "length")
-    assert (output.log_probs is not None) == logprobs
-
-
 def told(replies: list[dict[str, Any]], *, step: int = 2, logprobs: bool = True, version: int = 0) -> list[TokenOutput]:
     """What `Pieces` makes of a call's answers before the last."""
     found: list[TokenOutput] = []

@@ -95,9 +95,9 @@ def test_an_abort_goes_on_until_nobody_is_left() -> None:
         made, _ = control(manager)
         await made.pause("abort")
         assert (manager.rid_to_state, manager.asked) == ({}, ["abort"] * 3)
-        assert not made.open.is_set()
+        assert made.entrance.mode == "abort"
         await made.resume()
-        assert made.open.is_set()
+        assert made.entrance.mode is None
 
     run(main())
 
@@ -125,7 +125,7 @@ def test_an_abort_ends_what_stands_still() -> None:
         await made.pause("in_place")
         await made.pause("abort")
         assert manager.asked == [("pause", "in_place"), "abort", "continue"]
-        assert (manager.rid_to_state, made.open.is_set()) == ({}, False)
+        assert (manager.rid_to_state, made.entrance.mode) == ({}, "abort")
         await made.resume()
         assert manager.asked[-1] == "continue"
         assert manager.asked.count("continue") == 1
@@ -142,9 +142,9 @@ def test_a_freeze_lets_nobody_in_and_goes_on() -> None:
         await made.resume()
         assert manager.asked == []
         await made.pause("in_place")
-        assert not made.open.is_set()
+        assert made.entrance.mode == "in_place"
         await made.resume()
-        assert (manager.asked, made.open.is_set()) == ([("pause", "in_place"), "continue"], True)
+        assert (manager.asked, made.entrance.mode) == ([("pause", "in_place"), "continue"], None)
         assert manager.rid_to_state == {"a": 1}
 
     run(main())

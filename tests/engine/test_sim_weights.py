@@ -102,13 +102,12 @@ def test_an_abort_ends_what_waits_for_a_place_too() -> None:
     assert ended == pytest.approx(7.55 + 12 - 1.92)  # after the pause; 192 tokens of the prompt are in the cache
 
 
-@pytest.mark.parametrize("mode", ["abort", "in_place"])
-def test_who_comes_during_a_halt_waits_for_its_end(mode: PauseMode) -> None:
+def test_who_comes_while_calls_stand_still_waits() -> None:
     """Then it takes the time it always takes; it counts as in flight meanwhile, and may be cancelled."""
 
     async def main() -> tuple[float, int]:
         engine = await started(**SPEEDS)
-        await engine.pause(mode)
+        await engine.pause("in_place")
         late, unwanted = asyncio.create_task(call(engine)), asyncio.create_task(call(engine))
         await asyncio.sleep(1)
         seen = engine.in_flight()
@@ -121,6 +120,24 @@ def test_who_comes_during_a_halt_waits_for_its_end(mode: PauseMode) -> None:
         return now(), seen
 
     assert run(main()) == (pytest.approx(5 + 12), 2)
+
+
+def test_who_comes_while_calls_are_broken_off_is_so_too() -> None:
+    """At once, without a token, also where it had been waiting for the end of a freeze."""
+
+    async def main() -> None:
+        engine = await started(**SPEEDS)
+        await engine.pause("in_place")
+        early = asyncio.create_task(call(engine))
+        await asyncio.sleep(1)
+        await engine.pause("abort")
+        for answer in (await early, await call(engine)):
+            assert (len(answer.token_ids), len(answer.log_probs), answer.stop_reason) == (0, 0, "abort")
+        assert (now(), engine.in_flight()) == (1, 0)
+        await engine.resume()
+        assert len((await call(engine)).token_ids) == 100
+
+    run(main())
 
 
 def test_a_pause_and_its_end_may_come_again_and_again() -> None:
@@ -446,9 +463,9 @@ def test_a_nap_says_whether_it_was_slept_through() -> None:
 
 
 def test_an_abort_waits_until_all_are_out() -> None:
-    """However long they take; who enters meanwhile waits outside."""
+    """However long they take; nobody enters meanwhile."""
 
-    async def main() -> list[float]:
+    async def main() -> float:
         halt = Halt()
         for _ in range(2):
             await halt.enter()
@@ -460,13 +477,11 @@ def test_an_abort_waits_until_all_are_out() -> None:
         await late
         beginning = asyncio.create_task(halt.begin("abort"))
         await asyncio.sleep(1)
-        entering = asyncio.create_task(halt.enter())
+        assert not await halt.enter()
         await beginning
-        ends = [now()]
-        await asyncio.sleep(2)
-        assert not entering.done()
+        assert not await halt.enter()
         halt.end()
-        await entering
-        return [*ends, now()]
+        assert await halt.enter()
+        return now()
 
-    assert run(main()) == [5.0, 7.0]
+    assert run(main()) == 5.0

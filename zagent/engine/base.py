@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from zagent.errors import InvalidRequest, PromptTooLong
-from zagent.types import TokenOutput
+from zagent.types import StopReason, TokenOutput
 
 #: Exit codes of an engine process whose engine is broken: by itself, or since a process of the engine's was killed from
 #: outside. The launcher tells them apart, as only the first makes the engine's calls suspects.
@@ -121,7 +121,8 @@ class Engine(Protocol):
         """Forget all prefix KV; the cache stays usable. Raises `EngineError` if it cannot be done now."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Running calls end (returns when they have), or stand still; calls that come wait until `resume`."""
+        """Running calls end (returns when they have), or stand still; until `resume`, calls that come do the same:
+        end without a token (`stop_reason` "abort"), or wait."""
 
     async def resume(self) -> None:
         """Go on; without a pause nothing happens."""
@@ -216,3 +217,8 @@ def token_budget(sampling_params: Mapping[str, Any], prompt_length: int, info: E
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
         raise InvalidRequest(f"max_new_tokens must be a non-negative int, got {asked!r}")
     return min(asked, room)
+
+
+def no_tokens(stop_reason: StopReason, *, logprobs: bool) -> TokenOutput:
+    """An answer without any."""
+    return TokenOutput(np.empty(0, np.int32), np.empty(0, np.float32) if logprobs else None, stop_reason)

@@ -87,13 +87,6 @@ def media(request: GenerateRequest) -> dict[str, Any]:
     }
 
 
-def empty_output(logprobs: bool) -> TokenOutput:
-    """The answer to a call for no tokens. SGLang itself would prefill, and return a log-probability without a token."""
-    return TokenOutput(
-        token_ids=np.empty(0, np.int32), log_probs=np.empty(0, np.float32) if logprobs else None, stop_reason="length"
-    )
-
-
 def to_output(reply: Mapping[str, Any], logprobs: bool, experts_shape: tuple[int, int] | None = None) -> TokenOutput:
     """SGLang's result dictionary as a `TokenOutput` with int32 ids and float32 log-probabilities.
 

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from zagent.engine.base import PauseMode, TensorSpec, WeightsGroup
+from zagent.engine.entrance import Entrance
 from zagent.engine.sglang_life import Life
 from zagent.errors import EngineError
 
@@ -33,9 +34,7 @@ class SGLangControl:
         self._manager, self._life = manager, life
         self._update_timeout_s = update_timeout_s
         self._turn = asyncio.Lock()
-        #: Calls enter while it is set.
-        self.open = asyncio.Event()
-        self.open.set()
+        self.entrance = Entrance()
         self._frozen = False
 
     async def flush(self) -> None:
@@ -47,7 +46,7 @@ class SGLangControl:
 
     async def pause(self, mode: PauseMode) -> None:
         """As `Engine.pause`. SGLang's own abort mode takes a second at least."""
-        self.open.clear()
+        self.entrance.close(mode)
         if mode == "abort":
             await self._abort_all()
             return
@@ -59,7 +58,7 @@ class SGLangControl:
     async def resume(self) -> None:
         """As `Engine.resume`."""
         await self._thaw()
-        self.open.set()
+        self.entrance.open()
 
     async def _abort_all(self) -> None:
         """Calls that stand still hear of it as they go on; those that were just being handed over, with the next

@@ -37,6 +37,7 @@ from zagent.engine.base import (
     WeightsGroup,
     check_media,
     check_prompt,
+    no_tokens,
 )
 from zagent.engine.sglang_control import SGLangControl
 from zagent.engine.sglang_life import Life
@@ -125,8 +126,9 @@ class SGLangEngine:
             request.sampling_params, request.prompt_ids.size, self.info, self._converters, keep_seed=self._keep_seed
         )
         if params["max_new_tokens"] == 0:
-            return calls.empty_output(logprobs)
-        await self._control.open.wait()
+            return no_tokens("length", logprobs=logprobs)  # SGLang would give a log-probability without a token
+        if not await self._control.entrance.enter():
+            return no_tokens("abort", logprobs=logprobs)
         pieces = None
         if progress is not None and self._checkpoint_tokens:
             pieces = calls.Pieces(progress, self._checkpoint_tokens, logprobs, self.version)

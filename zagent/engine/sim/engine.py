@@ -23,6 +23,7 @@ from zagent.engine.base import (
     WeightsGroup,
     check_media,
     check_prompt,
+    no_tokens,
     token_budget,
 )
 from zagent.engine.sim.experts import ExpertRouter
@@ -110,7 +111,8 @@ class SimEngine:
         budget = token_budget(request.sampling_params, prompt_ids.size, self.info)
         self._in_flight += 1
         try:
-            await self._halt.enter()
+            if not await self._halt.enter():
+                return no_tokens("abort", logprobs=sampling.log_probs)
             try:
                 verdict = self._faults.next_call(self._loop.time() - self._started_at, request.prompt_ids)
                 self._strike(verdict)

@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 
 from zagent.engine.base import PauseMode
+from zagent.engine.entrance import Entrance
 
 
 class Halt:
     """Calls enter, sleep through their modelled time, and leave. A halt wakes the sleepers: they look at ``mode``, and
-    end (`abort`), or wait until they may go on (`in_place`). Whoever comes meanwhile waits at the entrance."""
+    end (`abort`), or wait until they may go on (`in_place`), as whoever comes meanwhile does at the entrance."""
 
     def __init__(self) -> None:
-        self.mode: PauseMode | None = None
+        self._entrance = Entrance()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._inside = 0
-        self._empty, self._open, self._thawed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        for event in (self._empty, self._open, self._thawed):
-            event.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
 
-    async def enter(self) -> None:
-        """Wait for the end of a halt; then the call is inside, until it leaves."""
-        while self.mode is not None:
-            await self._open.wait()
+    @property
+    def mode(self) -> PauseMode | None:
+        """Of the halt; None while there is none."""
+        return self._entrance.mode
+
+    async def enter(self) -> bool:
+        """As `Entrance.enter`. Then the call is inside, until it leaves."""
+        if not await self._entrance.enter():
+            return False
         self._inside += 1
         self._empty.clear()
+        return True
 
     def leave(self) -> None:
         self._inside -= 1
@@ -35,8 +41,7 @@ class Halt:
         """Wait while the halt is `in_place`: until its end, or until it becomes an `abort`; how long that took, s."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while self.mode == "in_place":
-            await self._thawed.wait()
+        await self._entrance.enter()
         return loop.time() - began
 
     async def sleep(self, seconds: float) -> bool:
@@ -55,9 +60,7 @@ class Halt:
 
     async def begin(self, mode: PauseMode) -> None:
         """Returns when all are out (`abort`), or at once."""
-        self.mode = mode
-        self._open.clear()
-        (self._thawed.set if mode == "abort" else self._thawed.clear)()
+        self._entrance.close(mode)
         for nap in self._sleeping:
             _wake(nap, False)
         if mode == "abort":
@@ -65,9 +68,7 @@ class Halt:
 
     def end(self) -> None:
         """Go on."""
-        self.mode = None
-        self._open.set()
-        self._thawed.set()
+        self._entrance.open()
 
 
 def _wake(nap: asyncio.Future[bool], through: bool) -> None:
