@@ -30,21 +30,22 @@ def run(options: Options, record: Record) -> None:
         for case in plan.CASES:
             if case.as_lists in plan.peer(name).FORMS:
                 record(Figure(NAME, str(case), name, 0, "wire_bytes", wire_bytes(name, case), "B"))
-    for repeat in range(repeats):
-        for stage in plan.stages(options.peers, sweeps=repeat < plan.SWEEP_REPEATS):
-            print(f"relay {repeat + 1}/{repeats}: {', '.join(stage.peers)}", file=sys.stderr, flush=True)
-            _play(stage, repeat, options.quick, record)
+    with tempfile.TemporaryDirectory(prefix="relay-") as place:
+        for repeat in range(repeats):
+            for stage in plan.stages(options.peers, sweeps=repeat < plan.SWEEP_REPEATS):
+                print(f"relay {repeat + 1}/{repeats}: {', '.join(stage.peers)}", file=sys.stderr, flush=True)
+                _play(stage, repeat, place, options.quick, record)
 
 
-def _play(stage: Stage, repeat: int, quick: bool, record: Record) -> None:
+def _play(stage: Stage, repeat: int, place: str, quick: bool, record: Record) -> None:
     """The stage's clusters up, its loads one after the other, each on all peers; in odd repeats the other way round."""
     order = stage.peers[::-1] if repeat % 2 else stage.peers
     with ExitStack() as up:
         clusters = {}
         for name in order:
             callers = max(load.callers for load in stage.loads_of(name))
-            directory = up.enter_context(tempfile.TemporaryDirectory(prefix="relay-"))
-            clusters[name] = up.enter_context(running(plan.peer(name), Shape(directory, stage.servers, callers)))
+            shape = Shape(tempfile.mkdtemp(dir=place), stage.servers, callers)
+            clusters[name] = up.enter_context(running(plan.peer(name), shape))
         for load in stage.loads:
             for name in order:
                 peer = plan.peer(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def test_the_loop_feeds_and_ticks_until_it_is_stopped(monkeypatch: pytest.Monkey
     def kinds() -> list[str]:
         return [type(decode_header(frames[0])).__name__ for _, frames in router.sent]
 
-    serve(d.core, router, lambda: "Failure" in kinds())  # type: ignore[arg-type]
+    serve(d.core, router, time.monotonic, lambda: "Failure" in kinds())  # type: ignore[arg-type]
     assert [kind for kind in kinds() if kind != "Pulse"] == ["Welcome", "Failure"]
     assert d.core.counters["turned_away"] == 3  # what the socket has counted
     assert turns[:3] == [2, 1, 0]

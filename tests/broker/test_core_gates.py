@@ -10,10 +10,10 @@ from support.broker_driver import SECRET, Driver, Sent, driver, given, served_by
 from zagent import __version__
 from zagent.broker.pool import State
 from zagent.broker.presence import RECOVER_S
-from zagent.errors import ProtocolError, StateError
+from zagent.errors import InvalidRequest, ProtocolError, StateError
 from zagent.wire.messages import Failure, Hello, Outdated
 
-HOLDS = {"gates": ["engine"]}
+HOLDS = {"gates": [["engine", "update"]]}
 
 
 def says(d: Driver, member: bytes, *lacks: str, name: str = "m0", version: int = 0) -> list[Sent]:
@@ -34,7 +34,7 @@ def held_over() -> tuple[Driver, bytes, bytes]:
     d = driver()
     d.join("m0")
     trainer = d.caller("trainer")
-    d.broker(trainer, "close_gate", "engine")
+    d.broker(trainer, "close_gate", ["engine", "update"])
     d.restart(("engine", "m0", 1), holders=[trainer])
     caller = d.caller()
     d.join("m0")
@@ -50,7 +50,7 @@ def test_a_new_broker_routes_nothing_before_it_knows_the_gates() -> None:
     d.caller("trainer", **HOLDS)
     assert not d.core.dispatch.recovering
     assert given(d.take()) == []
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert given(d.take()) == [(b"1", "m0")]
 
 
@@ -88,12 +88,12 @@ def test_holders_are_told_for_the_next_broker_whenever_they_change() -> None:
     d = driver(remember=told.append)
     d.join("m0")
     one, two = d.caller("one"), d.caller("two")
-    d.broker(one, "close_gate", "engine")
-    d.broker(one, "close_gate", "engine")
+    d.broker(one, "close_gate", ["engine", "update"])
+    d.broker(one, "close_gate", ["engine", "update"])
     d.broker(one, "take_turn", "engine")
-    d.broker(two, "close_gate", "engine")
-    d.broker(one, "open_gate", "engine")
-    d.broker(two, "open_gate", "engine")
+    d.broker(two, "close_gate", ["engine", "update"])
+    d.broker(one, "open_gate", ["engine", "update"])
+    d.broker(two, "open_gate", ["engine", "update"])
     d.broker(one, "end_turn", "engine")
     assert told == [[one], [one, two], [one], []]
     three = d.caller("three", turns=["engine"])
@@ -130,7 +130,10 @@ def test_a_turn_is_known_again_after_a_restart() -> None:
     assert d.core.pools["engine"].turn == one
 
 
-@pytest.mark.parametrize("names", [None, 1, "engine", {"engine": 1}, ["nowhere", 3, None, ["engine"]]])
+@pytest.mark.parametrize(
+    "names",
+    [None, 1, "engine", {"engine": 1}, ["nowhere", 3, None, ["engine"], ["engine", "boredom"], [["engine"], "update"]]],
+)
 def test_names_of_no_pools_hold_nothing(names: Any) -> None:
     """Any stranger may say hello."""
     d = driver()
@@ -230,6 +233,71 @@ def test_a_slow_member_may_sleep_and_is_slow_still_when_it_wakes_up() -> None:
     d.broker(launcher, "drain", ["engine", "m0"])
     says(d, m0)
     assert states(d) == {"m0": "draining"}
+
+
+def asleep(d: Driver, *members: bytes) -> tuple[bytes, bytes]:
+    """These sleep by order of a trainer, which keeps the gate closed; a caller, and the trainer."""
+    caller, trainer = d.caller(), d.caller("trainer")
+    d.broker(trainer, "close_gate", ["engine", "asleep"])
+    for number, member in enumerate(members):
+        says(d, member, "kv_cache", name=f"m{number}")
+    assert d.call(caller, b"1") == []
+    d.take()
+    return caller, trainer
+
+
+def test_the_gate_of_who_made_members_sleep_opens_when_all_have_woken_up() -> None:
+    """Whoever has woken them up, and not with the first of them."""
+    d = driver()
+    m0, m1 = d.join("m0"), d.join("m1")
+    caller, _ = asleep(d, m0, m1)
+    says(d, m0)
+    assert given(d.take()) == []
+    says(d, m1, name="m1")
+    assert [call for call, _ in given(d.take())] == [b"1"]
+    assert d.broker(caller, "status")["gated"] == []
+
+
+def test_who_made_members_sleep_may_not_know_that_they_have_woken_up() -> None:
+    """What its hello says of that is believed only where a member sleeps, or may: its other reasons always."""
+    d = driver()
+    m0 = d.join("m0")
+    _, trainer = asleep(d, m0)
+    says(d, m0)
+    d.goodbye(trainer)
+    d.caller("trainer", gates=[["engine", "asleep"]])
+    pool = d.core.pools["engine"]
+    assert pool.gates == set()
+    d.goodbye(trainer)
+    d.caller("trainer", gates=[["engine", "asleep"], ["engine", "update"]])
+    assert {reason for _, reason in pool.gates} == {"update"}
+    d.restart(("engine", "m0", 1))
+    d.caller("trainer", gates=[["engine", "asleep"]])
+    assert d.core.pools["engine"].gates != set()
+    d.join("m0")
+    assert d.core.pools["engine"].gates == set()
+
+
+def test_a_member_that_dies_asleep_opens_no_gate() -> None:
+    """It is awake when it is back, while the trainer has its memory."""
+    d = driver()
+    m0 = d.join("m0")
+    asleep(d, m0)
+    d.goodbye(m0)
+    d.join("m0", epoch=2)
+    assert given(d.take()) == []
+    assert d.core.pools["engine"].gates != set()
+
+
+@pytest.mark.parametrize("argument", ["engine", ["engine"], ["engine", "boredom"], ["nowhere", "update"], None, [1, 2]])
+@pytest.mark.parametrize("method", ["close_gate", "open_gate"])
+def test_a_gate_takes_a_pool_and_a_reason(method: str, argument: Any) -> None:
+    """Else nothing is closed or opened."""
+    d = driver()
+    caller = d.caller()
+    with pytest.raises(InvalidRequest):
+        d.broker(caller, method, argument)
+    assert d.core.pools["engine"].gates == set()
 
 
 def test_what_is_lacked_must_be_a_list() -> None:

@@ -391,7 +391,7 @@ class Broker(RuleBasedStateMachine):
         caller = self.callers[who % len(self.callers)]
         for holders in (self.gates, self.keeps):
             (holders.add if closed else holders.discard)(caller)
-        self._order(caller, "close_gate" if closed else "open_gate", "engine")
+        self._order(caller, "close_gate" if closed else "open_gate", ["engine", "update"])
 
     @rule(i=index, ahead=st.sampled_from([0, 0, 0, 1]))
     def renew(self, i: int, ahead: int) -> None:
@@ -539,7 +539,7 @@ class Broker(RuleBasedStateMachine):
         caller = self.away.pop(i % len(self.away))
         self.awaited.discard(caller)
         self.gates |= {caller} & self.keeps
-        self.d.caller(caller.decode().rstrip("."), gates=["engine"] if caller in self.keeps else [])
+        self.d.caller(caller.decode().rstrip("."), gates=[["engine", "update"]] if caller in self.keeps else [])
         self.callers.append(caller)
         self._follow()
         for key in [key for key, asked in self.calls.items() if asked.caller == caller and asked.open]:
@@ -610,7 +610,7 @@ class Broker(RuleBasedStateMachine):
     def who_is_behind_is_stale_and_knows_it(self) -> None:
         """Unless somebody else brings the weights; all others are at the highest version there is."""
         pool = self.d.core.pools["engine"]
-        assert (pool.version, pool.gates) == (self.version, self.gates)
+        assert (pool.version, {caller for caller, _ in pool.gates}) == (self.version, self.gates)
         for twin in self.twins.values():
             state = self.d.member(twin.name).state if twin.known else ""
             if state in ("ready", "slow", "stale", "asleep"):

@@ -133,14 +133,17 @@ def test_an_older_version_than_its_own_changes_nothing() -> None:
     assert (d.member("m0").version, d.member("m0").weights, states(d)) == (3, "/weights/3", {"m0": State.READY})
 
 
-def test_a_version_that_is_no_number_is_refused() -> None:
-    """Of a newcomer as of a known member, which stays what it was."""
+@pytest.mark.parametrize("version", ["2", 2.0, -1, 2**63, None])
+def test_a_version_that_is_none_is_refused(version: Any) -> None:
+    """Of a newcomer as of a known member, which stays what it was; and of whoever says that there is one."""
     d = driver()
-    m0 = join(d, "m0", 1)
-    (answer,) = [s for s in says(d, m0, "m0", "2") if s.to[:1] == b"c"]
+    caller, m0 = d.caller(), join(d, "m0", 1)
+    (answer,) = [s for s in says(d, m0, "m0", version) if s.to[:1] == b"c"]
     assert isinstance(answer.message, Failure)
-    assert "no number" in str(answer.error)
-    assert d.member("m0").version == 1
+    assert f"{version!r}, and versions are 0 to" in str(answer.error)
+    with pytest.raises(InvalidRequest):
+        d.broker(caller, "set_version", ["engine", version, "/2"])
+    assert (d.member("m0").version, d.core.pools["engine"].version) == (1, 1)
 
 
 def test_versions_are_a_pools_own() -> None:
@@ -193,7 +196,7 @@ def gated(d: Driver) -> tuple[bytes, bytes, bytes]:
     """One member that runs a call; the gate is closed for the sake of the trainer."""
     caller, trainer, member = d.caller(), d.caller("trainer"), d.join("m0")
     d.call(caller, b"1", "s")
-    d.broker(trainer, "close_gate", "engine")
+    d.broker(trainer, "close_gate", ["engine", "update"])
     d.take()
     return caller, trainer, member
 
@@ -209,7 +212,7 @@ def test_nothing_passes_a_closed_gate_and_all_does_when_it_opens() -> None:
     assert d.in_flight() == {"m0": 0}
     assert d.broker(caller, "status")["gated"] == ["engine"]
     d.take()
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert calls(d.take()) == [b"4", b"2", b"3"]
     assert d.broker(caller, "status")["gated"] == []
 
@@ -234,10 +237,10 @@ def test_the_gate_opens_when_all_who_closed_it_have_let_go() -> None:
     d = driver()
     caller, trainer, _ = gated(d)
     other = d.caller("other")
-    d.broker(other, "close_gate", "engine")
+    d.broker(other, "close_gate", ["engine", "update"])
     d.call(caller, b"2")
     d.take()
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert calls(d.take()) == []
     d.unsendable(b"c" + other)
     assert calls(d.take()) == [b"2"]
@@ -251,7 +254,7 @@ def test_a_newcomer_waits_behind_the_gate_too() -> None:
     d.take()
     d.join("m1")
     assert calls(d.take()) == []
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert calls(d.take()) == [b"2"]
 
 
@@ -259,10 +262,10 @@ def test_a_gate_may_close_and_open_before_anybody_is_there() -> None:
     """A new broker whose members are all dead: calls wait as they did, and go to the first that comes."""
     d = driver()
     caller, trainer = d.caller(), d.caller("trainer")
-    d.broker(trainer, "close_gate", "engine")
+    d.broker(trainer, "close_gate", ["engine", "update"])
     d.call(caller, b"1")
-    d.broker(trainer, "open_gate", "engine")
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
+    d.broker(trainer, "open_gate", ["engine", "update"])
     d.take()
     d.join("m0")
     assert calls(d.take()) == [b"1"]
@@ -276,7 +279,7 @@ def test_who_has_gone_while_the_gate_was_closed_changes_nothing() -> None:
     d.goodbye(nonce_of("m0", 1))
     assert d.call(caller, b"1", "s", attempt=2) == []
     d.take()
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert given(d.take()) == [(b"1", "m1")]
     assert d.in_flight() == {"m0": 0, "m1": 1}
 
@@ -306,7 +309,7 @@ def test_a_suspect_waits_behind_the_gate_too() -> None:
     caller, trainer, member = gated(d)
     d.reply(member, b"1")
     assert calls(d.call(caller, b"2", suspect=True, attempt=2)) == []
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert calls(d.take()) == [b"2"]
 
 
@@ -319,7 +322,7 @@ def test_while_the_gate_is_closed_its_holder_brings_the_weights() -> None:
     says(d, m0, "m0", 1)
     assert states(d) == {"m0": State.READY, "m1": State.STALE}
     assert reminded(d.take()) == {}
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert reminded(d.take()) == {m1: (1, "/w")}
 
 
@@ -334,7 +337,7 @@ def test_a_waiting_call_may_be_given_up_or_run_out_of_time_behind_the_gate() -> 
     d.take()
     (late,) = d.tick(1.0)
     assert (late.message.call, type(late.message)) == (b"3", Failure)
-    d.broker(trainer, "open_gate", "engine")
+    d.broker(trainer, "open_gate", ["engine", "update"])
     assert calls(d.take()) == []
     assert d.quiet()
 

@@ -28,10 +28,16 @@ def test_the_last_reason_opens_it() -> None:
         async with Cluster() as cluster:
             gate = (await holder(cluster)).gate
             seen = []
-            for order in (gate.close("a"), gate.close("b"), gate.close("a"), gate.open("a"), gate.open("b")):
+            for order in (
+                gate.close("update"),
+                gate.close("aborted"),
+                gate.close("update"),
+                gate.open("update"),
+                gate.open("aborted"),
+            ):
                 await order
                 seen.append(closed(cluster))
-            await gate.open("a")
+            await gate.open("update")
             return [*seen, closed(cluster)]
 
     assert run(main()) == [True, True, True, True, False, False]
@@ -44,7 +50,7 @@ def test_it_is_closed_within() -> None:
         async with Cluster() as cluster:
             gate = (await holder(cluster)).gate
             with pytest.raises(KeyError):
-                async with gate.closed("a"):
+                async with gate.closed("update"):
                     assert closed(cluster)
                     raise KeyError
             assert not closed(cluster)
@@ -58,26 +64,26 @@ def test_managers_have_gates_of_their_own() -> None:
     async def main() -> list[bool]:
         async with Cluster() as cluster:
             one, other = (await holder(cluster)).gate, (await holder(cluster)).gate
-            await one.close("a")
-            await other.close("a")
-            await one.open("a")
+            await one.close("update")
+            await other.close("update")
+            await one.open("update")
             seen = [closed(cluster)]
-            await other.open("a")
+            await other.open("update")
             return [*seen, closed(cluster)]
 
     assert run(main()) == [True, False]
 
 
-@pytest.mark.parametrize("reasons", [[], ["a"], ["a", "b"]])
+@pytest.mark.parametrize("reasons", [[], ["update"], ["update", "aborted"]])
 def test_a_new_broker_hears_of_it(reasons: list[str]) -> None:
     """If there is a reason still; and again if that one dies, too."""
 
     async def main() -> None:
         async with Cluster() as cluster:
             gate = (await holder(cluster)).gate
-            for reason in ("a", "b"):
+            for reason in ("update", "aborted"):
                 await gate.close(reason)
-            for reason in {"a", "b"} - set(reasons):
+            for reason in {"update", "aborted"} - set(reasons):
                 await gate.open(reason)
             for _ in range(3):
                 await cluster.restart_broker()
@@ -104,8 +110,8 @@ def test_an_order_that_a_broker_takes_with_it_is_carried_out(opening: bool, afte
             who = await holder(cluster)
             who.calls.link.keep()
             if opening:
-                await who.gate.close("a")
-            order = asyncio.create_task(who.gate.open("a") if opening else who.gate.close("a"))
+                await who.gate.close("update")
+            order = asyncio.create_task(who.gate.open("update") if opening else who.gate.close("update"))
             await asyncio.sleep(after_s)
             await cluster.restart_broker(after_s=away_s)
             await order
@@ -122,12 +128,12 @@ def test_opening_while_a_new_broker_is_told_to_close_opens(steps: int) -> None:
     async def main() -> None:
         async with Cluster() as cluster:
             who = await holder(cluster)
-            await who.gate.close("a")
+            await who.gate.close("update")
             cluster.kill_broker()
             cluster.start_broker([])
             for _ in range(steps):
                 await asyncio.sleep(0)
-            await who.gate.open("a")
+            await who.gate.open("update")
             await asyncio.sleep(5)
             assert not closed(cluster)
 
@@ -143,8 +149,8 @@ def test_a_close_that_is_cancelled_leaves_it_as_it_was(others: bool, at_s: float
         async with Cluster(latency=0.001) as cluster:
             who = await holder(cluster)
             if others:
-                await who.gate.close("b")
-            closing = asyncio.create_task(who.gate.close("a"))
+                await who.gate.close("aborted")
+            closing = asyncio.create_task(who.gate.close("update"))
             await asyncio.sleep(at_s)
             closing.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -154,7 +160,7 @@ def test_a_close_that_is_cancelled_leaves_it_as_it_was(others: bool, at_s: float
             await cluster.restart_broker()
             await asyncio.sleep(3)
             assert closed(cluster) == others
-            await who.gate.open("b")
+            await who.gate.open("aborted")
             assert not closed(cluster)
 
     run(main())
@@ -167,7 +173,7 @@ def test_a_new_broker_waits_for_who_holds_it() -> None:
         async with Cluster(pulses=True) as cluster:
             await cluster.engine(0)
             who = await holder(cluster)
-            await who.gate.close("a")
+            await who.gate.close("update")
             call = asyncio.create_task(who.llm.generate("s", [1, 2], {"max_new_tokens": 3}))
             await asyncio.sleep(0.1)
             who.calls.link._greet = lambda: None  # type: ignore[method-assign]
@@ -178,7 +184,7 @@ def test_a_new_broker_waits_for_who_holds_it() -> None:
             who.calls.link._greet()
             await asyncio.sleep(1)
             assert (cluster.core.dispatch.recovering, closed(cluster), call.done()) == (False, True, False)
-            await who.gate.open("a")
+            await who.gate.open("update")
             await call
 
     run(main())
@@ -220,7 +226,7 @@ def test_who_is_gone_holds_nothing() -> None:
     async def main() -> None:
         async with Cluster() as cluster:
             who = await holder(cluster)
-            await who.gate.close("a")
+            await who.gate.close("update")
             with pytest.raises(ConnectionLost):
                 async with who.gate.turn():
                     who.calls.link.close("the trainer leaves")

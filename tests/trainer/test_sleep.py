@@ -203,6 +203,30 @@ def test_an_engine_that_dies_asleep_changes_nothing_about_the_order(
     run(main())
 
 
+def test_another_trainer_may_wake_them_up(tmp_path: Path) -> None:
+    """Rows pass then, though who made them sleep has not heard of it, and says again that they do when the broker is
+    another one; and it may make them sleep again."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            _, other = await world.trainer("two")
+            await world.sleep.sleep(1)
+            rows = world.rows()
+            await all_wait(rows)
+            await other.wake_up(None)
+            await all_done(rows)
+            await world.cluster.restart_broker()
+            await asyncio.sleep(5)
+            await all_done(world.rows())
+            await world.sleep.sleep(1)
+            rows = world.rows()
+            await all_wait(rows)
+            await world.sleep.wake_up(None)
+            await all_done(rows)
+
+    run(main())
+
+
 def test_an_order_that_failed_on_the_way_may_be_given_again(tmp_path: Path) -> None:
     """An engine that has done it has nothing to do."""
 

@@ -422,7 +422,7 @@ def test_all_engines_refuse_while_all_is_broken_off(tmp_path: Path) -> None:
                 loading(server, 0, EngineError("no room"))
             with pytest.raises(WeightUpdateError):
                 await who.update()
-            assert cluster.core.pools["engine"].gates == {who.calls.link.nonce}
+            assert cluster.core.pools["engine"].gates == {(who.calls.link.nonce, "aborted")}
             await who.gate.open("aborted")
             assert cluster.core.pools["engine"].gates == set()
 

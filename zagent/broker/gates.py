@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zagent.broker.pool import Caller, Pool
 from zagent.errors import StateError
+
+#: Why a caller may keep a gate closed: it updates the members, has broken off what ran, or has made them sleep.
+ASLEEP = "asleep"
+REASONS = ("update", "aborted", ASLEEP)
 
 
 class Gates:
     """What callers hold of pools: gates, which any number of them keep closed, and turns, which one at a time has.
 
     Callers say in their hello what they hold (`Hello`), so that a broker that is new, or had forgotten them, knows it
-    before it routes anything.
+    before it routes anything. But who made members sleep may not know that others have woken them up: members say
+    themselves whether they sleep.
 
     Args:
         remember: called with the nonces of all who hold something, whenever they are others than before.
@@ -23,14 +28,20 @@ class Gates:
         self._pools, self._remember = pools, remember
         self._holders: list[bytes] = []
 
-    def close(self, pool: Pool, caller: Caller) -> None:
+    def close(self, pool: Pool, caller: Caller, reason: str) -> None:
         """Members of ``pool`` get nothing new until the caller opens the gate, or is gone."""
-        pool.gate(caller.nonce, closed=True)
-        self._changed()
+        self._gate(pool, pool.gates | {(caller.nonce, reason)})
 
-    def open(self, pool: Pool, caller: Caller) -> bool:
-        """Nothing is held back any more for that caller's sake; whether the gate is open now, and was not before."""
-        opened = pool.gate(caller.nonce, closed=False)
+    def open(self, pool: Pool, caller: Caller, reason: str) -> bool:
+        """That caller has that reason no more; whether the gate is open now, and was not before."""
+        return self._gate(pool, pool.gates - {(caller.nonce, reason)})
+
+    def woken(self, pool: Pool) -> bool:
+        """Where none of its members sleeps, nobody's gate is closed for that, whoever has woken them up; as `open`."""
+        return not pool.sleeps and self._gate(pool, {gate for gate in pool.gates if gate[1] != ASLEEP})
+
+    def _gate(self, pool: Pool, gates: Iterable[tuple[bytes, str]]) -> bool:
+        opened = pool.gate(gates)
         self._changed()
         return opened
 
@@ -51,25 +62,27 @@ class Gates:
             pool.turn = None
             self._changed()
 
-    def hello(self, caller: Caller, facts: Mapping[str, Any]) -> None:
-        """A caller comes with what it holds; names of pools that are none are nothing it could hold."""
-        for pool in self._named(facts.get("gates")):
-            self.close(pool, caller)
-        for pool in self._named(facts.get("turns")):
-            if pool.turn is None:
+    def hello(self, caller: Caller, facts: Mapping[str, Any], *, all_here: bool) -> None:
+        """A caller comes with what it holds; what is no pool, or no reason, is nothing it could hold. ``all_here``: all
+        members are, so that it is known whether some sleep."""
+        gates, turns = facts.get("gates"), facts.get("turns")
+        for pool in self._pools.values():
+            for reason in REASONS:
+                outdated = reason == ASLEEP and all_here and not pool.sleeps
+                if isinstance(gates, list) and [pool.name, reason] in gates and not outdated:
+                    self.close(pool, caller, reason)
+            if isinstance(turns, list) and pool.name in turns and pool.turn is None:
                 self.take_turn(pool, caller)
 
     def gone(self, caller: Caller) -> list[Pool]:
-        """That caller holds nothing any more; the pools whose gate it had closed are still to be opened."""
-        for pool in self._pools.values():
+        """That caller holds nothing any more; the pools whose gate is open for that."""
+        pools = self._pools.values()
+        for pool in pools:
             self.end_turn(pool, caller)
-        return [pool for pool in self._pools.values() if caller.nonce in pool.gates]
-
-    def _named(self, names: Any) -> list[Pool]:
-        return [pool for pool in self._pools.values() if isinstance(names, list) and pool.name in names]
+        return [pool for pool in pools if self._gate(pool, {gate for gate in pool.gates if gate[0] != caller.nonce})]
 
     def _changed(self) -> None:
-        held = {nonce for pool in self._pools.values() for nonce in pool.gates}
+        held = {nonce for pool in self._pools.values() for nonce, _ in pool.gates}
         held |= {pool.turn for pool in self._pools.values() if pool.turn is not None}
         if sorted(held) != self._holders:
             self._holders = sorted(held)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zagent.broker.dispatch import Dispatch
-from zagent.broker.gates import Gates
+from zagent.broker.gates import REASONS, Gates
 from zagent.broker.leases import Frames
 from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.presence import Presence
 from zagent.broker.roster import Roster
 from zagent.errors import InvalidRequest, UnknownMethod
 from zagent.wire.codec import decode_body, encode_body
+from zagent.wire.messages import LAST_VERSION
 
 #: Largest argument, in bytes: they take names, and a path.
 ARGUMENT_MAX = 16_384
@@ -38,8 +39,8 @@ class Own:
             "status": self._status,
             "drain": lambda argument, caller, now: presence.drain(self._named(argument), now),
             "remove": lambda argument, caller, now: presence.remove(self._named(argument), now),
-            "close_gate": lambda argument, caller, now: gates.close(self._pool(argument), caller),
-            "open_gate": lambda argument, caller, now: presence.open_gate(self._pool(argument), caller, now),
+            "close_gate": lambda argument, caller, now: gates.close(*self._gate(argument, caller)),
+            "open_gate": lambda argument, caller, now: presence.open_gate(*self._gate(argument, caller), now),
             "take_turn": lambda argument, caller, now: gates.take_turn(self._pool(argument), caller),
             "end_turn": lambda argument, caller, now: gates.end_turn(self._pool(argument), caller),
             "set_version": self._set_version,
@@ -70,7 +71,15 @@ class Own:
         if not isinstance(argument, list) or [type(part) for part in argument] != [str, int, str]:
             raise InvalidRequest("set_version takes [pool, version, directory]")
         pool, version, weights = argument
+        if not 0 <= version <= LAST_VERSION:
+            raise InvalidRequest(f"version {version} is none: versions are 0 to {LAST_VERSION}")
         self._presence.set_version(self._pool(pool), version, weights, now)
+
+    def _gate(self, argument: Any, caller: Caller) -> tuple[Pool, Caller, str]:
+        """[pool, reason]."""
+        if not isinstance(argument, list) or len(argument) != 2 or argument[1] not in REASONS:
+            raise InvalidRequest(f"gates take [pool, reason], the reason one of {', '.join(REASONS)}")
+        return self._pool(argument[0]), caller, argument[1]
 
     def _pool(self, name: Any) -> Pool:
         if not isinstance(name, str) or name not in self._pools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
@@ -168,8 +168,8 @@ class Pool:
         self.suspects = SuspectQueue()
         #: The highest version any member has reported, and where those weights lie ("" = nowhere).
         self.version, self.weights = 0, ""
-        #: Callers (by nonce) for whose sake nothing new is given to members.
-        self.gates: set[bytes] = set()
+        #: Callers (by nonce), and their reasons why nothing new is given to members.
+        self.gates: frozenset[tuple[bytes, str]] = frozenset()
         #: The caller (by nonce) whose turn it is to change the members.
         self.turn: bytes | None = None
         #: Body of the error that calls end in, once no member is left and none will come.
@@ -183,6 +183,11 @@ class Pool:
         states = {member.state for member in self.members.values()}
         return bool(self.gates) or (State.ASLEEP in states and State.READY not in states)
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether a member that lives lacks something."""
+        return any(member.lacks and not member.leaves for member in self.members.values())
+
     def add(self, member: Member) -> None:
         """A member that said hello; replaces one of the same name."""
         self.members[member.name] = member
@@ -195,10 +200,9 @@ class Pool:
         if version > self.version:
             self.version, self.weights = version, weights
 
-    def gate(self, holder: bytes, *, closed: bool) -> bool:
-        """Close the gate for ``holder``, or let it go; whether it is open now, and was not before."""
-        before = bool(self.gates)
-        (self.gates.add if closed else self.gates.discard)(holder)
+    def gate(self, gates: Iterable[tuple[bytes, str]]) -> bool:
+        """It is closed for these; whether it is open now, and was not before."""
+        before, self.gates = bool(self.gates), frozenset(gates)
         for member in self.members.values():
             member.gated = bool(self.gates)
             self._offer(member)

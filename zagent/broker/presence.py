@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zagent.broker.dispatch import Dispatch
+from zagent.broker.facts import facts_of
 from zagent.broker.gates import Gates
 from zagent.broker.held import Listed, listed
 from zagent.broker.leases import Frames, Send
 from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.roster import Roster
-from zagent.errors import DecodeError, ProtocolError
-from zagent.wire.codec import decode_body, encode_body, encode_header
+from zagent.wire.codec import encode_body, encode_header
 from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Pulse, Welcome
 
 #: Seconds between two pulses to every peer.
@@ -25,8 +25,6 @@ CLAIM_S = 10.0
 #: A member that cannot be reached has been seen to end by the launcher, too; its word comes this much later at most, in
 #: seconds, or not at all.
 EXPLAIN_S = 1.0
-#: Largest facts, in bytes, of a peer without the join secret.
-FACTS_MAX = 64 * 1024
 
 #: A member's life: pool, name, epoch.
 Life = tuple[str, str, int]
@@ -85,30 +83,17 @@ class Presence:
         elif caller is not None:
             caller.connection = max(caller.connection, hello.connection)  # the lanes may tell of it at different times
             if sender == caller.control:  # once for both lanes
-                self._renewed(caller, self._facts_of(hello, body), now)
+                self._renewed(caller, facts_of(hello, body, known=self._roster.knows_secret(hello)), now)
             return
-        facts = self._facts_of(hello, body)
+        facts = facts_of(hello, body, known=self._roster.knows_secret(hello))
         held = listed(facts.pop("held", []))
         caller = self._roster.hello(sender, hello, facts)
         if caller is not None:
-            self._gates.hello(caller, facts)
+            self._gates.hello(caller, facts, all_here=not self._dispatch.recovering)
             self._welcome(caller, known=False)
             if caller.member is not None:
                 self._join(caller.member, held, now)
             self._back(caller.nonce, now)
-
-    def _facts_of(self, hello: Hello, body: Frames) -> dict[str, Any]:
-        """What a hello says about its peer. Raises `ProtocolError`."""
-        if sum(map(len, body)) > FACTS_MAX and not self._roster.knows_secret(hello):
-            raise ProtocolError(f"a hello without the join secret has {FACTS_MAX} bytes of facts at most")
-        facts = decode_body(body)
-        if not isinstance(facts, dict):
-            raise DecodeError("a hello's facts must be a map")
-        if type(facts.get("version", 0)) is not int:
-            raise ProtocolError(f"{hello.name!r} is of version {facts['version']!r}, which is no number")
-        if not isinstance(facts.get("lacks", []), list):
-            raise ProtocolError(f"{hello.name!r} lacks {facts['lacks']!r:.80}, which is no list")
-        return facts
 
     def _welcome(self, caller: Caller, *, known: bool) -> None:
         self._send(caller.control, [encode_header(Welcome(self._incarnation, known)), *encode_body(self._facts)])
@@ -139,6 +124,7 @@ class Presence:
                 if member.state is State.JOINING:
                     self._admit(pool, member)
         self._dispatch.resume(now)
+        self._woken(now)
 
     def _admit(self, pool: Pool, member: Member) -> None:
         if member.lacks:  # it could not load newer weights either
@@ -159,7 +145,7 @@ class Presence:
         member = caller.member
         if member is None:
             return
-        says = {"lacks": facts.get("lacks", [])}
+        slept, says = bool(member.lacks), {"lacks": facts.get("lacks", [])}
         if facts.get("version", 0) > member.version:
             says |= {"version": facts["version"], "weights": facts.get("weights", "")}
         elif says["lacks"] == member.lacks:
@@ -173,6 +159,8 @@ class Presence:
         self.set_version(pool, member.version, member.weights, now)
         if member.state is State.ASLEEP:  # not before it is known who has old weights
             self._dispatch.requeue([member], now)
+        if slept and not member.lacks:
+            self._woken(now)
 
     def set_version(self, pool: Pool, version: int, weights: str, now: float) -> None:
         """There are weights of that version: members with older ones get no calls until they have caught up."""
@@ -197,15 +185,24 @@ class Presence:
             member.reminded = pool.version
             self._send(member.control, [encode_header(Outdated(pool.version, pool.weights))])
 
-    def open_gate(self, pool: Pool, caller: Caller, now: float) -> None:
-        """Nothing is held back any more for that caller's sake."""
-        if self._gates.open(pool, caller):
-            members = list(pool.members.values())
-            for member in members:
-                if member.state is State.STALE:
-                    self._remind(pool, member)
-            if members:  # nobody has ever come to a new broker
-                self._dispatch.requeue(members, now)
+    def open_gate(self, pool: Pool, caller: Caller, reason: str, now: float) -> None:
+        """That caller has that reason no more."""
+        if self._gates.open(pool, caller, reason):
+            self._opened(pool, now)
+
+    def _woken(self, now: float) -> None:
+        """Nobody sleeps any more, perhaps."""
+        for pool in self._pools.values():
+            if self._gates.woken(pool):
+                self._opened(pool, now)
+
+    def _opened(self, pool: Pool, now: float) -> None:
+        members = list(pool.members.values())
+        for member in members:
+            if member.state is State.STALE:
+                self._remind(pool, member)
+        if members:  # nobody has ever come to a new broker
+            self._dispatch.requeue(members, now)
 
     # ---- leaving ----------------------------------------------------------------------------------------------------
 
@@ -259,7 +256,7 @@ class Presence:
         if caller.member is not None:
             caller.member.become(State.DEAD)
         for pool in self._gates.gone(caller):
-            self.open_gate(pool, caller, now)
+            self._opened(pool, now)
 
     # ---- in between -------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from zagent import alive
+from zagent.broker.awake import AwakeClock
 from zagent.broker.core import BrokerCore, Sends
 from zagent.broker.holders import HoldersFile
 from zagent.broker.leases import Frames
@@ -45,13 +45,13 @@ def feed(core: BrokerCore, router: Router, batch: list[tuple[bytes, Frames]], no
     deliver(core, router, sends, now)
 
 
-def serve(core: BrokerCore, router: RouterSocket, stopped: Callable[[], bool]) -> None:
+def serve(core: BrokerCore, router: RouterSocket, clock: Callable[[], float], stopped: Callable[[], bool]) -> None:
     """Run until ``stopped()``."""
-    next_tick = 0.0
+    next_tick = clock()
     while not stopped():
         alive.mark()
         batch = router.receive(POLL_MS)
-        now = time.monotonic()
+        now = clock()
         feed(core, router, batch, now)
         if now >= next_tick:
             next_tick = now + TICK_S
@@ -71,6 +71,7 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))  # only noted; the loop acts
     holders = HoldersFile(Path(settings["holders"])) if "holders" in settings else None
+    clock = AwakeClock()
     with ExitStack() as resources:
         core = BrokerCore(
             secret=settings["secret"],
@@ -87,12 +88,12 @@ def main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> N
             remember=None if holders is None else holders.write,
             facts=settings["info"],
             record=_recorder(settings.get("record"), resources),
-            now=time.monotonic(),
+            now=clock(),
         )
         router = RouterSocket(settings["endpoint"], settings.get("keys"))
         resources.callback(router.close)
         ready({"endpoint": router.endpoint})
-        serve(core, router, lambda: bool(stop))
+        serve(core, router, clock, lambda: bool(stop))
 
 
 def _recorder(path: str | None, resources: ExitStack) -> Callable[[Assignment], None] | None:

@@ -29,7 +29,7 @@ class Gate:
         calls.link.hello_facts = self._facts
 
     def _facts(self) -> dict[str, Any]:
-        gates = [ENGINE_POOL] if self._reasons else []
+        gates = [[ENGINE_POOL, reason] for reason in sorted(self._reasons)]
         turns = [ENGINE_POOL] if self._has_turn else []
         return {**self._identity.facts, "gates": gates, "turns": turns}
 
@@ -39,21 +39,20 @@ class Gate:
             new = reason not in self._reasons
             self._reasons.add(reason)
             try:
-                await self._control.broker("close_gate", ENGINE_POOL)
+                await self._control.broker("close_gate", [ENGINE_POOL, reason])
             except BaseException:  # it may be closed all the same
                 if new:
                     await self._let_go(reason)
                 raise
 
     async def open(self, reason: str) -> None:
-        """It opens when that was the last reason."""
+        """It opens when that was the last reason. `asleep` is none any more, either, when nobody sleeps."""
         async with self._changing:
             await self._let_go(reason)
 
     async def _let_go(self, reason: str) -> None:
         self._reasons.discard(reason)
-        if not self._reasons:
-            await self._control.broker("open_gate", ENGINE_POOL)
+        await self._control.broker("open_gate", [ENGINE_POOL, reason])
 
     @asynccontextmanager
     async def closed(self, reason: str) -> AsyncIterator[None]:

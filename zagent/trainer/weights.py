@@ -29,6 +29,7 @@ from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
 from zagent.trainer.delivery import TRANSPORTS, Broadcasts, Delivery, FromDisk, Transport, in_thread
 from zagent.trainer.gate import Gate
+from zagent.wire.messages import LAST_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,6 @@ LOST = (
     "the broker and all engines were started again: they serve version %d of the weights, the latest that this "
     "trainer has brought; where another trainer has brought later ones, bring those again"
 )
-#: `rollout_versions` are int64.
-LAST_VERSION = 2**63 - 1
 
 
 @dataclass(slots=True)

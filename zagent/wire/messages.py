@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 #: Raised when the meaning of an existing field changes; growing at the end does not count.
 WIRE_VERSION = 1
+#: Of weights; 0 = those that engines start with. `rollout_versions` are int64.
+LAST_VERSION = 2**63 - 1
 
 
 class Call(NamedTuple):
@@ -78,8 +80,8 @@ class Hello(NamedTuple):
     nothing but the version of a member's weights and what it lacks. ``pool`` "" = a caller only. Body: facts about the
     peer (a map); a member's `held` are the calls that it runs or whose answers it keeps: ``[[call, attempt, session,
     method, running], …]``, `version` and `weights` (a directory) are what it serves, and `lacks` lists what it needs
-    before it can. A caller's `gates` and `turns` are the pools whose gate it keeps closed, and whose members it
-    changes."""
+    before it can. A caller's `gates` are the pools whose gate it keeps closed, each with the reason (``[[pool, reason],
+    …]``), and its `turns` those whose members it changes."""
 
     pool: str
     name: str
