@@ -20,6 +20,8 @@ COLUMNS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 #: Seconds after a stop within which what it did may still show: calls that nobody claims are ended 10 s after the
 #: broker's start, and a row lives some seconds.
 STOP_MEMORY_S = 15.0
+#: Within so many seconds nine in ten answers to a tool call cannot be there: 24 tokens take half a second, if none ends it.
+ANSWER_S = 0.3
 #: Violations of one kind that are listed; the rest are counted.
 SHOWN = 5
 
@@ -100,7 +102,7 @@ def _row_faults(runs: Runs, attempt: int, stops: Sequence[Stop], ended: Mapping[
     lines = [line for run in runs.values() for line in run]
     turns = list(range(TURNS - 1))
     wrong = []
-    if not any(number == attempt and turns in _rounds(run) for (number, _), run in runs.items()):
+    if not any(number == attempt and turns in map(_turns, _rounds(run)) for (number, _), run in runs.items()):
         wrong.append(f"no run of attempt {attempt}, the outcome's, called the tool in turns {turns}")
     if beyond := sorted({line.attempt for line in lines if line.attempt > attempt}):
         wrong.append(f"attempt {beyond[0]} began, and attempt {attempt} is the outcome")
@@ -108,22 +110,32 @@ def _row_faults(runs: Runs, attempt: int, stops: Sequence[Stop], ended: Mapping[
         rounds = _rounds(run)
         # A process that stands still while the broker dies may be told to stop a row, and given it again by the next
         # broker that dies: callers count attempts, and count none for a broker.
-        again = len(rounds) > 1 and not (pid in {stop.pid for stop in stops} and turns not in rounds[:-1])
-        if again or any(round_ != turns[: len(round_)] for round_ in rounds):
+        own = [stop for stop in stops if stop.pid == pid]
+        again = len(rounds) > 1 and not (own and all(_unfinished(round_, own) for round_ in rounds[:-1]))
+        if again or any(_turns(round_) != turns[: len(round_)] for round_ in rounds):
             wrong.append(f"attempt {number} in process {pid} called the tool in turns {[line.turn for line in run]}")
     digests = {turn: {line.digest for line in lines if line.turn == turn} for turn in turns}
     wrong += [f"different tokens before the tool call of turn {turn}" for turn in turns if len(digests[turn]) > 1]
     return wrong + _order_faults(runs, stops, ended)
 
 
-def _rounds(run: Sequence[Line]) -> list[list[int]]:
-    """Its turns, in rounds that begin with turn 0."""
-    rounds: list[list[int]] = []
+def _rounds(run: Sequence[Line]) -> list[list[Line]]:
+    """Its lines, in rounds that begin with turn 0."""
+    rounds: list[list[Line]] = []
     for line in run:
         if not rounds or line.turn == 0:
             rounds.append([])
-        rounds[-1].append(line.turn)
+        rounds[-1].append(line)
     return rounds
+
+
+def _turns(lines: Sequence[Line]) -> list[int]:
+    return [line.turn for line in lines]
+
+
+def _unfinished(round_: Sequence[Line], stops: Iterable[Stop]) -> bool:
+    """Turns are missing, or one of the ``stops`` came before the answer to the last tool call can have."""
+    return len(round_) < TURNS - 1 or any(0 <= stop.at - round_[-1].at < ANSWER_S for stop in stops)
 
 
 def _runs(lines: Iterable[Line]) -> Runs:

@@ -291,6 +291,14 @@ def test_a_process_that_stood_still_may_be_given_a_row_again() -> None:
     assert "in turns [0, 1, 0, 1]" in checks.ledger_faults([*lines(0), *lines(0, at=9)], [outcome(0)], stood_still)[0]
 
 
+def test_a_row_that_was_stopped_before_its_last_answer_was_not_done() -> None:
+    """All tool calls are there, and it may be given again all the same."""
+    ledger = [*lines(0), *lines(0, at=9)]
+    last = lines(0)[-1].at
+    assert checks.ledger_faults(ledger, [outcome(0)], [Stop("worker-0", 50, last + 0.1, 8.0)]) == []
+    assert checks.ledger_faults(ledger, [outcome(0)], [Stop("worker-0", 50, last + 2 * checks.ANSWER_S, 8.0)])
+
+
 @pytest.mark.parametrize(
     ("ledger", "fault"),
     [

@@ -166,6 +166,34 @@ def test_a_trainer_that_dies_leaves_no_engine_paused(mode: str, tmp_path: Path) 
     run(main())
 
 
+@pytest.mark.parametrize("mode", ["abort", "in_place"])
+def test_a_trainer_that_dies_with_the_broker_leaves_no_engine_paused(mode: str, tmp_path: Path) -> None:
+    """The next broker knows of no caller who could have paused them: after 10 s they go on by themselves."""
+
+    async def main() -> None:
+        async with Cluster(pulses=True) as cluster:
+            dying, engines = await world(cluster, tmp_path / "a")
+            who = await trainer(cluster, tmp_path / "b")
+            for link in cluster.links:
+                link.keep()
+            running = call(who, 40)
+            await until(1)
+            updating = asyncio.create_task(dying.update(mode, source=TENSORS))
+            await until(3)
+            assert [server.engine.in_flight() for server in engines] == ([0, 0] if mode == "abort" else [1, 0])
+            cluster.die(dying.calls.link)
+            await cluster.restart_broker()
+            assert len((await running).token_ids) == 40
+            assert now() < 20
+            await settled(cluster, who, 1)
+            assert (await who.update(mode)).version == 2
+            await settled(cluster, who, 2)
+            updating.cancel()
+            await asyncio.gather(updating, return_exceptions=True)
+
+    run(main())
+
+
 # ---- brokers that are started again ---------------------------------------------------------------------------------
 
 

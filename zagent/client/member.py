@@ -30,6 +30,8 @@ Method: TypeAlias = "Callable[[Any, Call], Awaitable[Any]]"
 EARLY_CANCELS = 10_000
 #: Bytes of answers kept at most: a second or two of even the largest (`Kept`).
 KEPT_BYTES = 64 * 1024 * 1024
+#: Seconds after a broker's first welcome within which callers send again what they wait for (as the broker's own).
+CLAIM_S = 10.0
 
 
 class Member:
@@ -44,6 +46,8 @@ class Member:
         self._running: dict[Key, tuple[Call, asyncio.Task[None]]] = {}
         #: What of these we were told to stop.
         self._stopped: set[Key] = set()
+        #: What of these names this member, and has not been sent again since a broker knows nothing of it.
+        self._unclaimed: set[Key] = set()
         self._kept = Kept(KEPT_BYTES)
         self._early: LRUCache[Key, bool] = LRUCache(maxsize=EARLY_CANCELS)
         self._leaving = False
@@ -71,12 +75,22 @@ class Member:
         return {**self._link.identity.facts, "held": held}
 
     def _rejoined(self, same_broker: bool) -> None:
+        """The broker cannot tell us of a caller that has died with the one before, of calls that named us least of all:
+        an order that lasts as long as its caller would go on for ever."""
         if self._leaving:
             self._link.send(Drain(), control=True)
+        self._unclaimed = {key for key, (call, _) in self._running.items() if call.member}
+        if self._unclaimed:
+            asyncio.get_running_loop().call_later(CLAIM_S, self._stop_unclaimed, frozenset(self._unclaimed))
+
+    def _stop_unclaimed(self, calls: frozenset[Key]) -> None:
+        for key in calls & self._unclaimed & self._running.keys():
+            self._stop(key)
 
     def _start(self, call: Call, body: Frames) -> None:
         key = (call.call, call.attempt)
         if key in self._running:
+            self._unclaimed.discard(key)
             return  # sent again: it is running, and will be answered once
         kept = self._kept.take(key)
         if kept is not None:
@@ -105,6 +119,7 @@ class Member:
         finally:
             self._running.pop((call.call, call.attempt), None)
             self._stopped.discard((call.call, call.attempt))
+            self._unclaimed.discard((call.call, call.attempt))
             if timer is not None:
                 timer.cancel()
 
@@ -131,17 +146,19 @@ class Member:
 
     def _cancel(self, cancel: Cancel, body: Frames) -> None:
         key = (cancel.call, cancel.attempt)
-        running = self._running.get(key)
-        if running is not None:
-            self._stopped.add(key)
-            # Later: a task cancelled before its first step would never run, and never answer.
-            asyncio.get_running_loop().call_soon(running[1].cancel)
+        if key in self._running:
+            self._stop(key)
             return
         kept = self._kept.take(key)
         if kept is not None:  # the broker waits for it: it was lost, or crossed the cancel on its way
             self._send(kept)
         else:
             self._early[key] = True
+
+    def _stop(self, key: Key) -> None:
+        self._stopped.add(key)
+        # Later: a task cancelled before its first step would never run, and never answer.
+        asyncio.get_running_loop().call_soon(self._running[key][1].cancel)
 
     def progress(self, call: Call, value: Any) -> None:
         """Send the caller the part of the answer that has come since the last one, while the call runs."""
