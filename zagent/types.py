@@ -17,6 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Ids: TypeAlias = "Sequence[int] | np.ndarray"
 Floats: TypeAlias = "Sequence[float] | np.ndarray"
 StopReason = Literal["stop", "length", "abort"]
+#: Kinds of memory that engines release, in the order in which SGLang must get them back: KV would take the room that
+#: new weights need on their way.
+MemoryTag = Literal["weights", "kv_cache"]
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
 Status = Literal["ok", "partial", "failed", "cancelled"]
 
 #: Keys that the worker gives every row's `extra_fields`, so that rows of different loops concatenate.

@@ -20,7 +20,8 @@ COLUMNS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 #: Seconds after a stop within which what it did may still show: calls that nobody claims are ended 10 s after the
 #: broker's start, and a row lives some seconds.
 STOP_MEMORY_S = 15.0
-#: Within so many seconds nine in ten answers to a tool call cannot be there: 24 tokens take half a second, if none ends it.
+#: Seconds within which an answer to a tool call is not there, in nine cases of ten: its 24 tokens take half a second,
+#: if none of them ends it.
 ANSWER_S = 0.3
 #: Violations of one kind that are listed; the rest are counted.
 SHOWN = 5

@@ -87,7 +87,10 @@ def test_a_wrong_order_is_an_error_and_changes_nothing(manager: zagent.AgentLoop
     """The engines live, and serve."""
     with pytest.raises(zagent.StateError, match="not released"):
         manager.wake_up(["kv_cache"])
-    with pytest.raises(zagent.StateError, match="levels"):
+    for tags in ("kv_cache", ["cuda"], ["weights", 1]):
+        with pytest.raises(zagent.InputError, match="wake_up takes a list of weights, kv_cache"):
+            manager.wake_up(tags)
+    with pytest.raises(zagent.InputError, match="levels"):
         manager.sleep(7)
     assert manager.status()["gated"] == []
     manager.sleep(2)

@@ -154,7 +154,7 @@ class Engine(Protocol):
         """Of the weights: equal for equal ones."""
 
     async def release(self, tags: Sequence[str]) -> dict[str, int]:
-        """Give memory (of `zagent.engine.memory.TAGS`) back to the device, without calls in flight; bytes by tag, 0
+        """Give memory (of `zagent.types.MEMORY_TAGS`) back to the device, without calls in flight; bytes by tag, 0
         where there is no such device."""
 
     async def restore(self, tags: Sequence[str]) -> None:

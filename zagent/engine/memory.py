@@ -6,13 +6,9 @@ SGLang does not check the order: releasing while calls run, or restoring what wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from zagent.errors import StateError
-
-Tag = Literal["weights", "kv_cache"]
-#: In the order in which SGLang must get them back: KV would take the room that new weights need on their way.
-TAGS: tuple[Tag, ...] = ("weights", "kv_cache")
+from zagent.types import MEMORY_TAGS, MemoryTag
 
 
 class Memory:
@@ -25,10 +21,10 @@ class Memory:
 
     def __init__(self, mode: str, *, keeps_weights: bool = False) -> None:
         self._mode, self._keeps_weights = mode, keeps_weights
-        self.released: set[Tag] = set()
+        self.released: set[MemoryTag] = set()
         self._lost = False  #: the weights are garbage
 
-    def sleep(self, level: int | None, in_flight: int) -> list[Tag]:
+    def sleep(self, level: int | None, in_flight: int) -> list[MemoryTag]:
         """What is to be released: KV at level 1, and the weights as well at level 2; None is the most that the mode
         allows, which is KV for engines with GPUs of their own. Raises `StateError`."""
         most = 2 if self._mode == "hybrid" else 1
@@ -39,25 +35,25 @@ class Memory:
             raise StateError(f"the engine sleeps already: {_names(self.released)} released")
         if in_flight:
             raise StateError(f"{in_flight} calls run: wait for them, or abort_all_requests(), before sleep()")
-        tags: list[Tag] = ["weights", "kv_cache"] if min(level, most) == 2 else ["kv_cache"]
+        tags: list[MemoryTag] = ["weights", "kv_cache"] if min(level, most) == 2 else ["kv_cache"]
         self.released = set(tags)
         self._lost = self._lost or ("weights" in tags and not self._keeps_weights)
         return tags
 
-    def wake_up(self, tags: Sequence[str] | None) -> list[Tag]:
+    def wake_up(self, tags: Sequence[str] | None) -> list[MemoryTag]:
         """What is to be restored, in order; None = all that is released. What is not released needs nothing: an engine
         may have started while others slept. Raises `StateError`."""
         asked = self.released if tags is None else set(tags)
         for tag in asked:
-            if tag not in TAGS:
-                raise StateError(f"there is no memory called {tag!r}, only {', '.join(TAGS)}")
+            if tag not in MEMORY_TAGS:
+                raise StateError(f"there is no memory called {tag!r}, only {', '.join(MEMORY_TAGS)}")
         if "weights" in self.released - asked:
             raise StateError("weights come before kv_cache: wake_up(['weights']), update_weights(…), wake_up()")
-        restored = [tag for tag in TAGS if tag in asked & self.released]
+        restored = [tag for tag in MEMORY_TAGS if tag in asked & self.released]
         self.released = self.released.difference(restored)
         return restored
 
-    def not_restored(self, tags: Sequence[Tag]) -> None:
+    def not_restored(self, tags: Sequence[MemoryTag]) -> None:
         """After `wake_up`: it failed."""
         self.released = self.released.union(tags)
 
@@ -73,7 +69,7 @@ class Memory:
     @property
     def lacks(self) -> list[str]:
         """What has to come before anything can be generated: kinds of memory, and `update`, which is new weights."""
-        return [*(tag for tag in TAGS if tag in self.released), *(["update"] if self._lost else [])]
+        return [*(tag for tag in MEMORY_TAGS if tag in self.released), *(["update"] if self._lost else [])]
 
     @property
     def missing(self) -> str:
@@ -83,5 +79,5 @@ class Memory:
         return "the weights were released, and are garbage until update_weights(…)" if self._lost else ""
 
 
-def _names(tags: set[Tag]) -> str:
-    return " and ".join(tag for tag in TAGS if tag in tags) + (" is" if len(tags) == 1 else " are")
+def _names(tags: set[MemoryTag]) -> str:
+    return " and ".join(tag for tag in MEMORY_TAGS if tag in tags) + (" is" if len(tags) == 1 else " are")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from zagent.client.calls import Calls
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import Config
+from zagent.errors import InputError
 from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
 from zagent.trainer.delivery import Transport
@@ -20,6 +21,7 @@ from zagent.trainer.gate import Gate
 from zagent.trainer.io_thread import IoThread
 from zagent.trainer.sleep import Sleep
 from zagent.trainer.weights import Mode, Weights, WeightUpdate
+from zagent.types import MEMORY_TAGS
 
 Result = TypeVar("Result")
 #: What the launcher removes at the end of the run, by its id in the name.
@@ -140,11 +142,14 @@ class EngineControls:
                 keep. None: the most.
 
         Raises:
+            InputError: there is no such level.
             StateError: calls run, the engines sleep already, or another trainer is updating them. They go on as they
                 are.
             Whatever else keeps an engine from it (it died, say): the others wake up again. Weights that were released
             by then are garbage: calls run on engines that have some, or wait for `update_weights`.
         """
+        if level not in (None, 1, 2):
+            raise InputError(f"sleep has levels 1 (KV) and 2 (KV and weights), not {level!r:.80}")
         return self._ask(lambda: self._sleep.sleep(level))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -155,8 +160,11 @@ class EngineControls:
         ``wake_up(["kv_cache"])``; or ``wake_up()`` and `update_weights`, where there is room for that.
 
         Raises:
+            InputError: there is no such memory.
             StateError: no engine sleeps; it is not that memory's turn; or another trainer is updating the engines.
         """
+        if tags is not None and (isinstance(tags, str) or not set(tags) <= set(MEMORY_TAGS)):
+            raise InputError(f"wake_up takes a list of {', '.join(MEMORY_TAGS)}, got {tags!r:.80}")
         self._ask(lambda: self._sleep.wake_up(tags))
 
     # ---- how --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.data_proto import DataProto
-from zagent.errors import ConnectionLost
+from zagent.errors import ConfigError, ConnectionLost
 from zagent.trainer.admission import Admission, Limits, check_count
 from zagent.trainer.checkpoint import Source
 from zagent.trainer.group_stream import Filter, GroupStream
@@ -79,10 +79,12 @@ class FullyAsyncAgentLoopManager:
         max_queue_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing runs until the first batch is asked for. Raises `ConfigError` for limits that cannot be, and for
-        counts that are none."""
+        """Nothing runs until the first batch is asked for. Raises `ConfigError` for limits that cannot be,
+        counts that are none, and a ``drop_if`` that is no function."""
         check_count("ppo_mini_batch_size", ppo_mini_batch_size, 1)
         check_count("require_batches", require_batches, 1)
+        if drop_if is not None and not callable(drop_if):
+            raise ConfigError(f"drop_if is a function of a group's outcomes, got {drop_if!r:.80}")
         self._n: int = manager.config.rollout.n if n is None else n
         check_count("n", self._n, 1)
         self.limits = Limits(
@@ -99,7 +101,7 @@ class FullyAsyncAgentLoopManager:
             logger.warning(text, over_sample, room, staleness_threshold)
         self._manager, self._prompts = manager, prompts
         self._drop_if, self._clock = drop_if, clock
-        self._io = IoThread("zagent-fully-async")
+        self._io = IoThread("zagent-fully-async", "this FullyAsyncAgentLoopManager")
         self._lock = threading.RLock()
         self._updating = 0  # updates of ours that are under way: the version may have changed, and is not followed yet
         self._stream: GroupStream | None = None

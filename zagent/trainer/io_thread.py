@@ -23,9 +23,11 @@ logger = logging.getLogger(__name__)
 class IoThread:
     """Runs coroutines for other threads until `close`. Whatever ends it, nobody waits for it any more then."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, whose: str = "the manager") -> None:
+        """``whose``: for the text of errors."""
         self.loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._whose = whose
         self._why = ""  # no work is taken on any more
         self._pending: set[Future[Any]] = set()
         self._lock = threading.Lock()  # of the two above: what was taken on is seen at the end
@@ -66,17 +68,17 @@ class IoThread:
             left = list(self._pending)
         for future in left:
             with suppress(InvalidStateError):  # cancelled meanwhile
-                future.set_exception(ConnectionLost(f"the manager {self._why}"))
+                future.set_exception(ConnectionLost(f"{self._whose} {self._why}"))
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Start ``work`` on the loop. Cancelling the future cancels it there. Raises `ConnectionLost` once closed."""
         if os.getpid() != self._pid:
             work.close()
-            raise ConnectionLost("the manager belongs to the process that made it, this is a fork of that")
+            raise ConnectionLost(f"{self._whose} belongs to the process that made it, this is a fork of that")
         with self._lock:
             if self._why:
                 work.close()
-                raise ConnectionLost(f"the manager {self._why}")
+                raise ConnectionLost(f"{self._whose} {self._why}")
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)

@@ -101,7 +101,7 @@ class OneStepOffAgentLoopManager:
             )
         self._manager, self._weights, self._mode, self._clock = manager, weights, mode, clock
         self._batches = Pulled(batches)
-        self._io = IoThread("zagent-one-step-off")
+        self._io = IoThread("zagent-one-step-off", "this OneStepOffAgentLoopManager")
         self._admission = Admission(LIMITS)  # whatever the version is: what counts are updates
         self._pending: Future[Made | None] | None = None
         self._number = 0  # of the pending batch, by admission

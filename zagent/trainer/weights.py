@@ -140,7 +140,9 @@ class Weights:
 
     async def _next(self, version: int | None) -> int:
         now = max(await self.version(), self._brought.latest)
-        if version is not None and (type(version) is not int or version <= now):
+        if version is not None and type(version) is not int:
+            raise InputError(f"version is a whole number, got {version!r:.80}")
+        if version is not None and version <= now:
             raise InputError(f"version {version!r} does not follow {now}: versions only grow")
         if version is not None and version > LAST_VERSION:
             raise InputError(f"version {version} is beyond {LAST_VERSION}: versions are 64-bit ints")
