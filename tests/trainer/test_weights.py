@@ -196,7 +196,7 @@ def test_versions_may_be_named(tmp_path: Path) -> None:
         async with World(tmp_path) as (cluster, who, _):
             assert (await who.update(version=7)).version == 7
             for wrong in (7, 6, 0, -1, True, 8.0, "8"):
-                with pytest.raises(InputError, match="does not follow 7|is a whole number"):
+                with pytest.raises(InputError, match=r"does not follow 7|is a whole number"):
                     await who.update(version=wrong)  # type: ignore[arg-type]
             assert (await who.update()).version == 8
             await settled(cluster, who, 8)
