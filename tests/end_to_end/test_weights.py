@@ -138,6 +138,19 @@ def test_an_engine_is_killed_during_an_update(mode: Any, manager: zagent.AgentLo
     assert {version for own in Rows(manager, 16).versions() for version in own} == {before + 1}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_only_engine_is_killed_before_an_update(mode: Any, tmp_path: Path) -> None:
+    """kill -9: the one that is started in its place takes the weights, and the rows that wait have them."""
+    with zagent.AgentLoopManager.launch(sim_config(tmp_path, *OPTIONS, "engine.count=1")) as manager:
+        victim = manager.status()["pools"]["engine"]["engine-0"]
+        os.kill(victim["pid"], signal.SIGKILL)
+        eventually(lambda: engines(manager)["engine-0"][0] == "dead")
+        done = manager.update_weights(tensors(), mode=mode)
+        assert done.engines == {"engine-0": "updated"}
+        assert manager.status()["pools"]["engine"]["engine-0"]["epoch"] > victim["epoch"]
+        assert {version for own in Rows(manager, 4).versions() for version in own} == {1}
+
+
 def test_the_broker_is_killed_during_an_update(tmp_path: Path) -> None:
     """In each mode: the next one hears of the gate, of the versions, and of all that runs."""
     with zagent.AgentLoopManager.launch(sim_config(tmp_path, *OPTIONS)) as manager:
@@ -250,6 +263,61 @@ def test_nothing_is_left_in_memory(tmp_path: Path) -> None:
             manager.update_weights(tensors(size))
         assert len(weights_of(manager.run_id)) == 1
     assert in_memory(manager.run_id) == []
+
+
+LEAVING = """
+import os, signal, sys, torch, zagent
+endpoint, end = sys.argv[1:]
+with zagent.AgentLoopManager.connect(endpoint) as manager:
+    manager.update_weights({"w": torch.zeros(3)})
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def versions_of(run_id: str) -> list[str]:
+    return [path for path in weights_of(run_id) if Path(path).is_dir()]
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_trainers_that_have_gone_leave_one_version(end: str, tmp_path: Path) -> None:
+    """However they end, while the cluster lives: the one that engines serve, until another trainer brings the next."""
+    with zagent.AgentLoopManager.launch(sim_config(tmp_path)) as manager:
+        for version in (1, 2):
+            with Popen([sys.executable, "-c", LEAVING, manager.endpoint, end]) as trainer:
+                assert trainer.wait(PATIENCE_S) == (0 if end == "close" else -signal.SIGKILL)
+            (left,) = versions_of(manager.run_id)
+            assert left == manager.status()["weights"]["engine"]
+            assert manager.version == version
+        manager.update_weights(tensors())
+        (own,) = versions_of(manager.run_id)
+        assert own == manager.status()["weights"]["engine"]
+        assert not Path(left).parent.exists()
+    assert in_memory(manager.run_id) == []
+
+
+BLOCKED = """
+import json, sys, threading, torch, zagent
+def blocked():
+    yield "w", torch.zeros(4)
+    print(manager.run_id, flush=True)
+    threading.Event().wait()
+if __name__ == "__main__":
+    with zagent.AgentLoopManager.launch(zagent.Config.load(overrides=json.loads(sys.argv[1]))) as manager:
+        manager.update_weights(blocked())
+"""
+
+
+def test_an_interrupt_ends_a_trainer_whose_weights_never_come(tmp_path: Path) -> None:
+    """Ctrl-C while the source blocks: the trainer ends as well as the cluster, and its last word is the interrupt."""
+    command = [sys.executable, "-c", BLOCKED, json.dumps(sim_overrides(tmp_path))]
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        run_id = trainer.stdout.readline().strip()
+        trainer.send_signal(signal.SIGINT)
+        _, words = trainer.communicate(timeout=PATIENCE_S)
+    assert (trainer.returncode, words.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+    assert in_memory(run_id) == []
 
 
 def test_nothing_is_left_of_a_killed_launcher(tmp_path: Path) -> None:

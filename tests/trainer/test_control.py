@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.virtual_clock import run
-from zagent.errors import DeadlineExceeded, EncodeError, MemberLost
+from zagent.errors import DeadlineExceeded, EncodeError, MemberLost, PoolLost
 from zagent.trainer.control import Control
 from zagent.wire.messages import BROKER
 
@@ -81,6 +81,31 @@ def test_what_one_member_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="no"):
         run(asking.on_members("worker", "stats"))
     assert len(calls.asked) == 2
+
+
+@pytest.mark.parametrize("before", [[], [{"a": "dead"}] * 3])
+def test_members_that_come_are_waited_for(before: list[dict[str, str]]) -> None:
+    """Where nobody is there."""
+    asking, _ = control([*before, {"a": "ready", "b": "dead"}], **{"": MemberLost("gone")})
+    assert run(asking.there("worker", 10)) == {"a": 1}
+
+
+def test_members_that_do_not_come_in_time_are_not_there() -> None:
+    """The time is the caller's."""
+
+    async def wait() -> float:
+        asking, _ = control([{"a": "dead"}], **{"": MemberLost("gone")})
+        assert await asking.there("worker", 10) == {}
+        return asyncio.get_running_loop().time()
+
+    assert run(wait()) == pytest.approx(10)
+
+
+def test_nobody_waits_for_an_abandoned_pool() -> None:
+    """Its last words are raised."""
+    asking, _ = control([{"a": "dead"}], **{"": PoolLost("no worker is left: cheese")})
+    with pytest.raises(PoolLost, match="cheese"):
+        run(asking.there("worker", 10))
 
 
 def test_the_padding_id_is_asked_once() -> None:

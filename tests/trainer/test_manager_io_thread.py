@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -183,3 +184,27 @@ def test_closing_ends_the_thread() -> None:
     io.close()
     assert io.loop.is_closed()
     assert "test-io" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(("error", "told"), [(ConnectionLost("gone"), False), (KeyError("k"), True)], ids=repr)
+def test_a_connection_lost_after_an_interrupt_is_no_news(
+    error: Exception, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Work that was cancelled tidies up while the manager closes: nobody waits for what comes of it. Other errors are
+    told all the same."""
+    io, started = IoThread("test-io"), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise error
+
+    future = io.submit(work())
+    assert started.wait(10)
+    future.cancel()
+    io.close()
+    del future  # which knows the task
+    gc.collect()
+    assert ("Task exception was never retrieved" in caplog.text) == told

@@ -18,8 +18,17 @@ from support.virtual_clock import run
 from support.weights import weights_directory
 from zagent.engine.server import EngineServer
 from zagent.engine.sim import SimEngine
-from zagent.errors import DeadlineExceeded, EngineError, InputError, StateError, WeightUpdateError
+from zagent.errors import (
+    DeadlineExceeded,
+    EngineError,
+    InputError,
+    PoolLost,
+    StateError,
+    WeightUpdateError,
+    to_wire,
+)
 from zagent.types import TokenOutput
+from zagent.wire.codec import encode_body
 
 __all__ = ["written_in_virtual_time"]
 pytestmark = pytest.mark.usefixtures("written_in_virtual_time")
@@ -379,16 +388,15 @@ def test_an_engine_that_dies_meanwhile_is_no_obstacle(mode: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("at_s", [0.5, 1.5])
-def test_the_only_engine_dies(mode: str, at_s: float, tmp_path: Path) -> None:
-    """Before or while it loads: an error, and the gate is open for the next one, which serves what there was."""
+def test_the_only_engine_dies_as_it_loads(mode: str, tmp_path: Path) -> None:
+    """It may be for the weights: an error, and the gate is open for the next one, which serves what there was."""
 
     async def main() -> None:
         async with Cluster() as cluster:
             server, who = await cluster.engine(0, **SIM), await trainer(cluster, tmp_path)
             loading(server, 10)
             updating = asyncio.create_task(who.update(mode, source={"w": torch.zeros(3)}))
-            await until(at_s)
+            await until(1.5)
             cluster.die(server.link, server.member)
             await cluster.exited(server.link)
             with pytest.raises(WeightUpdateError):
@@ -422,18 +430,59 @@ def test_an_engine_that_does_not_pause_is_taken_out(mode: str, tmp_path: Path) -
     run(main())
 
 
+async def without(cluster: Cluster, engines: list[EngineServer]) -> None:
+    """All have died."""
+    for server in engines:
+        cluster.die(server.link, server.member)
+        await cluster.exited(server.link)
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_without_an_engine_there_is_an_error(mode: str, tmp_path: Path) -> None:
-    """Calls that wait go to the next one that comes."""
+def test_engines_that_are_started_again_are_waited_for(mode: str, tmp_path: Path) -> None:
+    """While none is there: the first that comes gets the weights, and so do calls that wait."""
 
     async def main() -> None:
         async with World(tmp_path) as (cluster, who, engines):
-            for server in engines:
-                cluster.die(server.link, server.member)
-                await cluster.exited(server.link)
+            await without(cluster, engines)
+            updating, waiting = asyncio.create_task(who.update(mode)), call(who, 10)
+            await until(30)
+            await cluster.engine(0, epoch=2, **SIM)
+            assert (await updating).engines == {"engine-0": "updated"}
+            assert now() == pytest.approx(30, abs=2)
+            assert (await waiting).versions == [(1, 0, 10)]
+            await settled(cluster, who, 1)
+
+    run(main())
+
+
+def test_nobody_waits_for_engines_that_will_not_come(tmp_path: Path) -> None:
+    """The pool's last words are raised at once, and the gate is open."""
+
+    async def main() -> None:
+        async with World(tmp_path) as (cluster, who, engines):
+            await without(cluster, engines)
+            updating = asyncio.create_task(who.update())
+            await until(30)
+            cluster.core.dispatch.abandon(cluster.core.pools["engine"], encode_body(to_wire(PoolLost("no room"))))
+            with pytest.raises(PoolLost, match="no room"):
+                await updating
+            assert now() == pytest.approx(30, abs=2)
+            assert (cluster.core.pools["engine"].gates, who.written()) == (set(), [])
+
+    run(main())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_an_engine_there_is_an_error(mode: str, tmp_path: Path) -> None:
+    """After `engine.update_timeout_s`. Calls that wait go to the next one that comes."""
+
+    async def main() -> None:
+        async with World(tmp_path, update_timeout_s=5.0) as (cluster, who, engines):
+            await without(cluster, engines)
             waiting = call(who, 10)
-            with pytest.raises(WeightUpdateError):
+            with pytest.raises(WeightUpdateError, match="none is there"):
                 await who.update(mode)
+            assert now() == pytest.approx(5 + WRITE_S, abs=0.5)
             await cluster.engine(0, epoch=2, **SIM)
             assert (await waiting).versions == [(0, 0, 10)]
             await settled(cluster, who, 0)

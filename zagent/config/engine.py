@@ -104,7 +104,8 @@ class EngineConfig(Section):
     #: Directory for weights on their way to the engines, which all hosts must see; default: in shared memory. The
     #: latest stay there for engines that start again.
     weights_dir: str | None = None
-    #: Seconds that new weights may take in an engine.
+    #: Seconds that new weights may take in an engine; before that, that calls may take to end, and an engine to come
+    #: where none is there.
     update_timeout_s: float = Field(600.0, gt=0)
     sim: SimConfig = SimConfig()
 

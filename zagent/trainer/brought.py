@@ -19,6 +19,11 @@ class Brought:
         """The highest version that engines may have from here. Another one of that number could be taken for it."""
         return max(self.served[0], *self._sent.values(), 0)
 
+    @property
+    def pending(self) -> set[str]:
+        """Directories of what may take effect yet."""
+        return set(self._sent)
+
     def sent(self, version: int, directory: str) -> None:
         """Engines are told to load that, from now on."""
         self._sent[directory] = version

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from zagent.client.calls import Calls
-from zagent.errors import DeadlineExceeded, InvalidRequest, MemberLost
+from zagent.errors import DeadlineExceeded, InvalidRequest, MemberLost, PoolLost
 from zagent.trainer.rollout import WORKER_POOL
 from zagent.wire.codec import encode_body
 from zagent.wire.messages import BROKER
@@ -92,6 +92,26 @@ class Control:
         """Of the members that are there, by name."""
         members = (await self.status())["pools"][pool]
         return {name: member["epoch"] for name, member in members.items() if member["state"] != "dead"}
+
+    async def there(self, pool: str, timeout: float) -> dict[str, int]:
+        """`epochs`; where nobody is there, of those that come within ``timeout`` seconds. Raises `PoolLost` where
+        nobody will."""
+        if members := await self.epochs(pool):
+            return members
+        # Any balanced call hears of an abandoned pool; it may otherwise wait for as long as the gate is closed.
+        asking = asyncio.ensure_future(self._calls.call(pool, "stats", timeout=timeout))
+        try:
+            async with asyncio.timeout(timeout):
+                while not (members := await self.epochs(pool)):
+                    if asking.done() and isinstance(error := asking.exception(), PoolLost):
+                        raise error
+                    await self._sleep(LOOK_S)
+        except TimeoutError:
+            return {}
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        return members
 
     async def pad_token_id(self) -> int:
         """The padding id: the tokenizer's, which only the workers have loaded. Asked once, of whichever worker answers,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +18,7 @@ from zagent.trainer.control import Control
 from zagent.trainer.delivery import Transport
 from zagent.trainer.gate import Gate
 from zagent.trainer.io_thread import IoThread
+from zagent.trainer.places import trainer_name
 from zagent.trainer.sleep import Sleep
 from zagent.trainer.weights import Mode, Weights, WeightUpdate
 from zagent.types import MEMORY_TAGS
@@ -39,7 +39,7 @@ class EngineControls:
         base = SHARED_MEMORY if config.engine.weights_dir is None else Path(config.engine.weights_dir)
         self._weights = Weights(
             *(calls, self._control, self._gate, config.engine),
-            directory=base / f"zagent-weights-{run_id}" / f"{os.getpid()}-{id(self):x}",
+            directory=base / f"zagent-weights-{run_id}" / trainer_name(),
             reference=Path(config.model.path),
             address="127.0.0.1" if endpoint.startswith("ipc://") else socket.gethostname(),
         )
@@ -86,6 +86,7 @@ class EngineControls:
 
         New engine calls wait meanwhile, and run on the new weights; KV of the former ones is not used again. An engine
         that cannot load them is started again and loads them then; one that starts later loads them before it serves.
+        Where all engines are being started again, the first one is waited for, up to `engine.update_timeout_s`.
 
         Args:
             source: a directory of safetensors (used where it lies, and needed there until the next update), a model
@@ -106,6 +107,7 @@ class EngineControls:
                 no version beyond the present one.
             WeightUpdateError: no engine took them, or there is no room to write them. They serve the former ones, some
                 after a restart.
+            PoolLost: no engine is left, and none will be started again.
             DeadlineExceeded: calls still ran after `engine.update_timeout_s`; nothing has changed.
         """
         return self._ask(lambda: self._update(source, version, mode, transport))

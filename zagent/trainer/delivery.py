@@ -11,7 +11,9 @@ from uuid import uuid4
 
 from zagent.client.llm_client import ENGINE_POOL
 from zagent.config import EngineConfig
+from zagent.errors import WeightUpdateError
 from zagent.loops.threads import started
+from zagent.trainer.background import raise_again
 from zagent.trainer.checkpoint import Source, tensors_of, write_checkpoint
 from zagent.trainer.control import Control
 from zagent.trainer.weights_group import TrainerGroup
@@ -26,6 +28,9 @@ class Delivery(Protocol):
 
     #: Where engines that come later find them; "" = nowhere.
     directory: str
+
+    async def members(self) -> dict[str, int]:
+        """The engines that can take them: epochs by name. Raises `PoolLost` where no engine will come any more."""
 
     async def deliver(self, version: int, *, flush: bool) -> dict[str, Any]:
         """Into all engines; by name, None or the exception. Raises `EncodeError` before any of them is told."""
@@ -44,6 +49,9 @@ class FromDisk:
         """Write ``source`` to ``place``, unless it is a directory (`write_checkpoint`)."""
         return cls(control, config, await in_thread(write_checkpoint, source, place, reference))
 
+    async def members(self) -> dict[str, int]:
+        return await self._control.there(ENGINE_POOL, self._timeout)
+
     async def deliver(self, version: int, *, flush: bool) -> dict[str, Any]:
         argument = [self.directory, version, flush]
         return await self._control.try_members(ENGINE_POOL, "update_weights", argument, timeout=self._timeout)
@@ -59,9 +67,12 @@ class Broadcasts:
         self._members: dict[str, int] = {}  #: of the group: epoch by name
 
     async def prepare(self, source: Source, reference: Path | None) -> Broadcast:
-        """Check ``source``, and see that all engines are in the group. Raises `InputError`, and what engines raise."""
+        """Check ``source``, and see that all engines are in the group. Raises `InputError`, what engines raise, and
+        `WeightUpdateError` or `PoolLost` where there is none."""
         tensors = await in_thread(tensors_of, source, reference)
-        members = await self._control.epochs(ENGINE_POOL)
+        members = await self._control.there(ENGINE_POOL, self._config.update_timeout_s)
+        if not members:
+            raise WeightUpdateError("no engine took the weights: none is there")
         if self._group is None or members != self._members:
             await self.close()
             self._group, self._members = await self._join(sorted(members)), members
@@ -75,13 +86,14 @@ class Broadcasts:
             size, backend = width * len(names), _backend()
             return TrainerGroup(name, size, address=self._address, backend=backend, timeout_s=timeout)
 
-        group = await _in_daemon(make)
+        group = await in_thread(make)
         arguments = {
             engine: [group.address, group.port, 1 + width * index, group.world_size, name, group.backend]
             for index, engine in enumerate(names)
         }
         joining = asyncio.ensure_future(self._control.on_each(ENGINE_POOL, "join_group", arguments, timeout=timeout))
-        joined = asyncio.ensure_future(_in_daemon(group.join))
+        # A group that does not come about ends only with torch's own timeout.
+        joined = asyncio.ensure_future(in_thread(group.join, until_over=False))
         try:
             await asyncio.gather(joining, joined)
         finally:
@@ -96,7 +108,7 @@ class Broadcasts:
             return
         if engines_stay:
             await self._control.try_members(ENGINE_POOL, "leave_group", group.name)
-        await _in_daemon(group.close)
+        await in_thread(group.close)
 
 
 class Broadcast:
@@ -107,13 +119,16 @@ class Broadcast:
     def __init__(self, control: Control, config: EngineConfig, group: TrainerGroup, tensors: Mapping[str, Any]) -> None:
         self._control, self._timeout, self._group, self._tensors = control, config.update_timeout_s, group, tensors
 
+    async def members(self) -> dict[str, int]:
+        return await self._control.epochs(ENGINE_POOL)  # one that comes now is not in the group
+
     async def deliver(self, version: int, *, flush: bool) -> dict[str, Any]:
         specs = [
             [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             for name, tensor in self._tensors.items()
         ]
         argument = [self._group.name, specs, version, flush]
-        sending = asyncio.ensure_future(_in_daemon(self._group.send, self._tensors))
+        sending = asyncio.ensure_future(in_thread(self._group.send, self._tensors))
         results = await self._control.try_members(ENGINE_POOL, "receive_weights", argument, timeout=self._timeout)
         await asyncio.wait((sending,))  # it ends with the engines, or with torch's own timeout
         if error := sending.exception():
@@ -121,22 +136,20 @@ class Broadcast:
         return results
 
 
-async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """`asyncio.to_thread`, but over only when the thread is, which cannot be stopped."""
-    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+async def in_thread(function: Callable[..., Result], *arguments: Any, until_over: bool = True) -> Result:
+    """What it returns or raises, in a daemon thread: one that blocks does not keep the process from ending. A cancel is
+    over only when the thread is, which cannot be stopped; or at once, if not ``until_over``. A second one
+    (`IoThread.close`) leaves it alone."""
+    working = started(partial(function, *arguments), "zagent-weights")
     try:
-        return await asyncio.shield(working)
+        await asyncio.wait((working,))
     except asyncio.CancelledError:
-        await asyncio.gather(working, return_exceptions=True)
+        if until_over:
+            await asyncio.wait((working,))
         raise
-
-
-async def _in_daemon(function: Callable[..., Result], *arguments: Any) -> Result:
-    """As `asyncio.to_thread`, in a thread that nobody waits for when the process ends: a group that does not come about
-    ends only with torch's own timeout."""
-    result, error = await started(partial(function, *arguments), "zagent-weights-group")
+    result, error = working.result()
     if error is not None:
-        raise error
+        raise_again(error, "the weights")
     return result  # type: ignore[no-any-return]
 
 

@@ -26,6 +26,7 @@ class IoThread:
     def __init__(self, name: str, whose: str = "the manager") -> None:
         """``whose``: for the text of errors."""
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_unheard)
         self._closing = asyncio.Event()
         self._whose = whose
         self._why = ""  # no work is taken on any more
@@ -101,6 +102,15 @@ class IoThread:
         with suppress(RuntimeError):  # closed already
             self.loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
+
+
+def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of errors that nobody waits for: work that was cancelled loses its connection where the manager is closed before
+    it has tidied up. That is no news, and whoever asks next is told as well."""
+    if isinstance(error := context.get("exception"), ConnectionLost):
+        logger.debug("%s: %s", context["message"], error)
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _settle() -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 from zagent.client.calls import Calls
 from zagent.client.llm_client import ENGINE_POOL
@@ -29,6 +28,7 @@ from zagent.trainer.checkpoint import Source
 from zagent.trainer.control import Control
 from zagent.trainer.delivery import TRANSPORTS, Broadcasts, Delivery, FromDisk, Transport, in_thread
 from zagent.trainer.gate import Gate
+from zagent.trainer.places import Places
 from zagent.wire.messages import LAST_VERSION
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ LOST = (
     "the broker and all engines were started again: they serve version %d of the weights, the latest that this "
     "trainer has brought; where another trainer has brought later ones, bring those again"
 )
+#: Seconds that a broker has to say what may be removed as the trainer leaves.
+ASK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class Weights:
     """Updates the engines' pool, when it is its turn. All methods on the loop of ``control``.
 
     Args:
-        directory: for weights that are written.
+        directory: for weights that are written; other trainers' lie beside it.
         reference: the checkpoint the engines started with, if it can be seen from here.
         address: by which engines find this host.
     """
@@ -80,7 +82,7 @@ class Weights:
         address: str,
     ) -> None:
         self._control, self._gate, self._config = control, gate, config
-        self._directory, self._reference = directory, reference
+        self._places, self._reference = Places(directory), reference
         self._broadcasts = Broadcasts(control, config, address)
         self._brought = Brought()
         self._telling: asyncio.Task[None] | None = None
@@ -88,14 +90,14 @@ class Weights:
 
     async def version(self) -> int:
         """Of the weights that the engines serve; a broker that was started again may not have heard yet."""
-        return max(self._brought.served[0], await self._seen())
+        return max(self._brought.served[0], (await self._seen())[0])
 
-    async def _seen(self) -> int:
-        """What the broker says that the pool serves."""
+    async def _seen(self) -> tuple[int, str]:
+        """What the broker says that the pool serves, and from which directory."""
         status = await self._control.status()
-        version = int(status["versions"][ENGINE_POOL])
-        self._brought.serve(version, status["weights"][ENGINE_POOL])
-        return version
+        version, directory = int(status["versions"][ENGINE_POOL]), str(status["weights"][ENGINE_POOL])
+        self._brought.serve(version, directory)
+        return version, directory
 
     async def update(
         self, source: Source, version: int | None, mode: Mode, transport: Transport = "disk"
@@ -112,18 +114,30 @@ class Weights:
                     delivery = await self._prepare(source, version, transport)
                 await self._bring(delivery, mode, done)
             finally:
-                await self._forget()
+                await _remove(place for place in self._places.own() if not self._brought.needs(str(place)))
+            await _remove(self._places.left_by_others(version, delivery.directory))
             return done
 
     async def _prepare(self, source: Source, version: int, transport: Transport) -> Delivery:
         if transport == "distributed":
             return await self._broadcasts.prepare(source, self._reference)
-        place = self._directory / f"{version}-{uuid4().hex[:8]}"  # a broken-off update may have left one
+        place = self._places.new(version)
         return await FromDisk.prepare(self._control, self._config, source, place, self._reference)
 
     async def close(self, *, engines_stay: bool) -> None:
-        """Leave the process group, if there is one."""
+        """Leave the process group, if there is one, and no more weights than engines that stay may be told to load."""
+        if not engines_stay:
+            await _remove(self._places.end())
+        elif self._places.own():
+            await _remove(self._places.leave(await self._needed_still()))
         await self._broadcasts.close(engines_stay=engines_stay)
+
+    async def _needed_still(self) -> set[str]:
+        """What the broker names; without its answer, what it may name."""
+        with suppress(ZagentError, TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                return {(await self._seen())[1], *self._brought.pending}
+        return {self._brought.served[1], *self._brought.pending}
 
     def _rejoined(self, same_broker: bool) -> None:
         if self._brought.served[0] and not same_broker:
@@ -219,7 +233,7 @@ class Weights:
 
     async def _load(self, delivery: Delivery, done: WeightUpdate, *, flush: bool) -> None:
         what = f"version {done.version} of the weights"
-        epochs = await self._control.epochs(ENGINE_POOL)
+        epochs = await delivery.members()
         results = await self._deliver(delivery, done.version, flush=flush)
         if results and all(isinstance(result, CallerError) for result in results.values()):  # nothing has been touched
             self._brought.refused(delivery.directory)
@@ -258,11 +272,6 @@ class Weights:
             logger.warning("the engines' weights differ at version %d, by their checksums: %s", version, results)
         return next(iter(results.values()), "")
 
-    async def _forget(self) -> None:
-        """Remove directories that no engine will be told to load."""
-        for path in [path for path in self._directory.glob("*") if not self._brought.needs(str(path))]:
-            await in_thread(shutil.rmtree, path, True)  # what cannot be removed now is tried again after the next one
-
     @asynccontextmanager
     async def _timed(self, done: WeightUpdate, stage: str) -> AsyncIterator[None]:
         clock: Callable[[], float] = asyncio.get_running_loop().time
@@ -271,3 +280,9 @@ class Weights:
             yield
         finally:
             done.seconds[stage] = clock() - began
+
+
+async def _remove(places: Iterable[Path]) -> None:
+    """What cannot be removed now is tried again after the next update."""
+    for place in places:
+        await in_thread(shutil.rmtree, place, True)
