@@ -10,7 +10,7 @@ from support.broker_driver import Driver, driver, given, served_by
 from zagent.broker.pool import State
 from zagent.broker.presence import CLAIM_S, PULSE_S, RECOVER_S
 from zagent.errors import DeadlineExceeded, MemberLost, Overloaded, PoolLost, to_wire
-from zagent.wire.messages import Abandoned, Call, Cancel, Failure, Pulse, Reply, Welcome
+from zagent.wire.messages import Abandoned, Call, Cancel, Failure, Passed, Reply
 
 
 def restarted(*names: str, calls: int = 0, credits: int = 8, **core: Any) -> tuple[Driver, bytes, bytes]:
@@ -191,21 +191,60 @@ def test_calls_that_nobody_comes_back_for_are_stopped() -> None:
 
 
 def test_answers_are_kept_for_those_who_come_back() -> None:
-    """A member feels no pulse, at which it would drop them, while there are any to be asked for, but another sign of
-    life, and it is noticed when it cannot be reached."""
-    d, caller, _ = restarted("m0", "m1", calls=2)
+    """A member is told to drop nothing while it has any that may be asked for: those have lower numbers than what it
+    answers now."""
+    d, caller, _ = restarted("m0", "m1", calls=3)
     m0, m1 = d.join("m0", held=[(b"0", "", False), (b"1", "", True)]), d.join("m1")
+    d.call(caller, b"2", member="m0")
+    d.reply(m0, b"2", number=7)
 
-    def feel() -> dict[bytes, Any]:
+    def told(pulses: int = 3) -> list[tuple[bytes, Passed]]:
+        d.take()
+        for _ in range(pulses):
+            d.tick(PULSE_S)
+        return [(s.to, s.message) for s in d.take() if isinstance(s.message, Passed)]
+
+    for call in (b"0", b"1"):
+        assert told() == []
+        d.call(caller, call)
+    assert told(1) == []
+    assert told(1) == [(b"d" + m0, Passed(7))]
+    assert told() == []
+    d.reply(m1, b"1", number=1)  # of an attempt that is over, but sent
+    d.reply(m0, b"0", number=8)
+    assert sorted(told()) == [(b"d" + m0, Passed(8)), (b"d" + m1, Passed(1))]
+
+
+def test_an_answer_counts_as_passed_on_from_the_second_pulse() -> None:
+    """At the first it may still lie in the broker's own queues, and die with it."""
+    d = driver()
+    caller, m0 = d.caller(), d.join("m0")
+    told = []
+    for number in range(1, 5):
+        d.call(caller, b"%d" % number)
+        d.reply(m0, b"%d" % number, number=number)
         d.take()
         d.tick(PULSE_S)
-        return {s.to: s.message for s in d.take() if s.to[1:] in (caller, m0, m1)}
+        told.append([s.message for s in d.take() if isinstance(s.message, Passed)])
+    assert told == [[], [Passed(1)], [Passed(2)], [Passed(3)]]
 
-    everybody = {b"c" + nonce: Pulse(2) for nonce in (caller, m0, m1)}
-    for call in (b"0", b"1"):
-        assert feel() == {**everybody, b"c" + m0: Welcome(2, known=True)}
-        d.call(caller, call)
-    assert feel() == everybody
+
+@pytest.mark.parametrize("came_for", [False, True])
+def test_what_a_forgotten_member_came_with_can_still_be_claimed(came_for: bool) -> None:
+    """The broker found it out of reach for a moment: that is no reason to run its calls again. One that a caller had
+    come for before is: that caller has been told to try again."""
+    d, caller, _ = restarted("m0", "m1", calls=1)
+    m0 = d.join("m0", held=[(b"0", "", False)])
+    d.join("m1")
+    if came_for:
+        d.call(caller, b"0", incarnation=1)
+    d.unsendable(b"c" + m0)
+    d.take()
+    d.join("m0", held=[(b"0", "", False)])
+    lost = [type(s.error) for s in d.take() if isinstance(s.message, Failure)]
+    assert (lost, len(d.core.dispatch.held)) == (([MemberLost], 0) if came_for else ([], 1))
+    if not came_for:
+        assert served_by(d.call(caller, b"0", incarnation=1)) == "m0"
 
 
 def test_a_held_call_that_its_caller_has_gone_on_from_is_stopped() -> None:

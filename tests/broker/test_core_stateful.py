@@ -18,7 +18,7 @@ from zagent import __version__
 from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S, RECOVER_S
 from zagent.broker.routing import STICKY, Routing, routing
 from zagent.errors import MemberLost, PoisonedRequest, TransientError
-from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Outdated, Pulse, Reply
+from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Outdated, Passed, Pulse, Reply
 
 NAMES = ("m0", "m1", "m2")
 index = st.integers(0, 50)
@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass
 class Twin:
-    """A member's process: what it runs, and the answers that it keeps until the second pulse after them."""
+    """A member's process: what it runs, and the answers that it keeps until the broker has passed them on."""
 
     name: str
     epoch: int
@@ -60,7 +60,10 @@ class Twin:
     slow: bool = False
     asleep: bool = False
     running: dict[Key, str] = field(default_factory=dict)  # with the session
-    kept: dict[Key, int] = field(default_factory=dict)  # pulses since
+    kept: dict[Key, int] = field(default_factory=dict)  # with their numbers
+    number: int = 0  #: of its last answer
+    earlier: int = 0  #: of the last from before the last pulse
+    latest: int = 0  #: of the last when that came
     outbox: list[Key] = field(default_factory=list)
     stray: set[Key] = field(default_factory=set)  # running, though another one has the call by now
 
@@ -96,6 +99,7 @@ class Broker(RuleBasedStateMachine):
         self.keeps: set[bytes] = set()  #: and as they see it
         self.awaited: set[bytes] = set()  #: those of them who may come back to a new broker,
         self.until = 0.0  #: until then
+        self.claimed = 0.0  #: when a new broker has waited long enough for callers of what members have
         self.once = False  #: the members' method must not run twice
         self.begun: Counter[bytes] = Counter()  # how often each call was, by whatever attempt
         self._new_caller()
@@ -136,10 +140,19 @@ class Broker(RuleBasedStateMachine):
                 assert not twin.asleep, "told to load while it sleeps"
                 twin.outdated = message.version
             elif isinstance(message, Pulse) and twin is not None:
-                twin.kept = {key: pulses + 1 for key, pulses in twin.kept.items() if pulses < 1}
+                twin.earlier, twin.latest = twin.latest, twin.number
+            elif isinstance(message, Passed):
+                assert twin is not None
+                self._passed(message.number, twin)
         while self.reactions:
             self.reactions.pop(0)()
             self._follow()
+
+    def _passed(self, number: int, twin: Twin) -> None:
+        assert number <= twin.earlier, "it may not have left the broker yet"
+        for key in [key for key, own in twin.kept.items() if own <= number]:
+            del twin.kept[key]
+            assert not self.calls[key].open or self.d.now >= self.claimed, "its caller may still come for it"
 
     def _undeliverable(self, sent: Sent, twin: Twin) -> None:
         if twin.known:
@@ -263,12 +276,13 @@ class Broker(RuleBasedStateMachine):
         if not twin.known:
             twin.outbox.append(key)
             return
+        twin.number = twin.kept[key] = twin.number + 1
         if self.leased.get(key) == twin.nonce:
             self._returned(key)
         if error is None:
-            self.d.reply(twin.nonce, *key)
+            self.d.reply(twin.nonce, *key, number=twin.number)
         else:
-            self.d.fail(twin.nonce, key[0], error, accepted=accepted, attempt=key[1])
+            self.d.fail(twin.nonce, key[0], error, accepted=accepted, attempt=key[1], number=twin.number)
         self._follow()
 
     @precondition(lambda self: any(twin.running for twin in self.twins.values()))
@@ -286,7 +300,7 @@ class Broker(RuleBasedStateMachine):
         key = list(twin.running)[j % len(twin.running)]
         del twin.running[key]
         twin.stray.discard(key)
-        twin.kept[key] = 0
+        twin.kept[key] = twin.number + 1
         asked = self.calls[key]
         expected = asked.answers + (twin.known and asked.open and asked.sent and self.leased.get(key) == twin.nonce)
         self._send_answer(twin, key, error, accepted=accepted)
@@ -299,7 +313,7 @@ class Broker(RuleBasedStateMachine):
         if twin is not None and keys:
             key = keys[j % len(keys)]
             if self.leased.get(key) != twin.nonce:
-                assert self.d.reply(twin.nonce, *key) == []
+                assert self.d.reply(twin.nonce, *key, number=twin.number) == []
 
     @rule(i=index, how=st.sampled_from(["goodbye", "exited", "removed"]), crashed=st.booleans())
     def member_gone(self, i: int, how: str, crashed: bool) -> None:
@@ -551,7 +565,7 @@ class Broker(RuleBasedStateMachine):
     @precondition(lambda self: len(self.leased) > 1 and self.callers)
     def restart(self) -> None:
         """The broker dies and another takes its place. Nobody is known to it but the launcher."""
-        self.awaited, self.until = self.gates, self.d.now + RECOVER_S
+        self.awaited, self.until, self.claimed = self.gates, self.d.now + RECOVER_S, self.d.now + CLAIM_S
         members = [("engine", twin.name, twin.epoch) for twin in self.twins.values() if twin.known]
         self.d.restart(*members, holders=sorted(self.awaited))
         self.d.launcher()

@@ -11,7 +11,7 @@ from zagent.client.link import Identity, Link
 from zagent.client.member import Member, Method
 from zagent.wire.channel import MemoryRouter
 from zagent.wire.codec import decode_body, decode_header, encode_body, encode_header
-from zagent.wire.messages import Call, Cancel, Failure, Hello, Message, Pulse, Reply, Welcome
+from zagent.wire.messages import Call, Cancel, Failure, Hello, Message, Passed, Pulse, Reply, Welcome
 
 
 async def forever(argument: Any, call: Call) -> None:
@@ -46,6 +46,9 @@ class Peer:
 
     def welcome(self, incarnation: int = 1, *, known: bool = False) -> None:
         self.send(Welcome(incarnation, known), {}, lane=b"c")
+
+    def passed(self, number: int) -> None:
+        self.send(Passed(number))
 
     def pulse(self) -> None:
         self.send(Pulse(1), lane=b"c")

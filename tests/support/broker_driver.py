@@ -154,8 +154,10 @@ class Driver:
     def key(self, call: bytes, attempt: int | None = None) -> tuple[bytes, int]:
         return self.id(call), attempt or self.attempts.get(call, 1)
 
-    def reply(self, member: bytes, call: bytes, attempt: int | None = None, value: Any = "done") -> list[Sent]:
-        return self.say(b"d" + member, Reply(*self.key(call, attempt)), value)
+    def reply(
+        self, member: bytes, call: bytes, attempt: int | None = None, value: Any = "done", *, number: int = 0
+    ) -> list[Sent]:
+        return self.say(b"d" + member, Reply(*self.key(call, attempt), number), value)
 
     def progress(self, member: bytes, call: bytes, value: Any = "part") -> list[Sent]:
         return self.say(b"d" + member, Progress(*self.key(call)), value)
@@ -168,8 +170,9 @@ class Driver:
         *,
         accepted: bool = True,
         attempt: int | None = None,
+        number: int = 0,
     ) -> list[Sent]:
-        made = Failure(*self.key(call, attempt), accepted)
+        made = Failure(*self.key(call, attempt), accepted, number)
         return self.say(b"d" + member, made, to_wire(error or MemberLost("gone")))
 
     def cancel(self, nonce: bytes, call: bytes, attempt: int | None = None) -> list[Sent]:

@@ -23,13 +23,20 @@ class RoughRouter(MemoryRouter):
         self._chance, self._slowest = chance, slowest
         self._lanes: defaultdict[tuple[bytes, bool], deque[Message | None]] = defaultdict(deque)
         self._last: defaultdict[tuple[bytes, bool], float] = defaultdict(float)
+        self._mute: dict[bytes, float] = {}
 
     def later(self, arrive: Arrive, identity: bytes, frames: Frames) -> None:
         loop = asyncio.get_running_loop()
         lane = identity, arrive == self._to_broker
-        self._last[lane] = max(self._last[lane], loop.time() + self._chance.random() * self._slowest)
+        arrival = loop.time() + self._chance.random() * self._slowest
+        not_before = self._mute.get(identity[1:], 0.0) if lane[1] else 0.0
+        self._last[lane] = max(self._last[lane], arrival, not_before)
         self._lanes[lane].append((arrive, identity, frames))
         loop.call_at(self._last[lane], _next, self._lanes[lane])  # the head: timers of equal time keep no order
+
+    def mute(self, nonce: bytes, until: float) -> None:
+        """Nothing of what that peer says reaches the broker before that time."""
+        self._mute[nonce] = until
 
     def cut(self) -> None:
         super().cut()

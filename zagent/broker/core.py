@@ -250,7 +250,10 @@ class BrokerCore:
             self.dispatch.submit(caller, sender, call, frames, now)
 
     def _answer(self, caller: Caller, sender: bytes, answer: Reply | Failure, frames: Frames, now: float) -> None:
-        if caller.member is None or not self.dispatch.answer(caller.member, answer, frames, now):
+        member = caller.member
+        if member is not None:
+            member.answered = answer.number
+        if member is None or not self.dispatch.answer(member, answer, frames, now):
             self.counters["late"] += 1
 
     def _progress(self, caller: Caller, sender: bytes, message: Progress, frames: Frames, now: float) -> None:

@@ -209,13 +209,17 @@ class Dispatch:
 
     # ---- after a restart --------------------------------------------------------------------------------------------
 
-    def adopt(self, member: Member, calls: Sequence[Listed], now: float, *, claimable: bool) -> None:
-        """A member comes with ``calls``. Those that wait here are found; for others, callers will come back if they are
+    def adopt(
+        self, member: Member, calls: Sequence[Listed], now: float, *, claimable: bool, forgotten: Member | None
+    ) -> None:
+        """A member comes with ``calls``, after it had been ``forgotten`` perhaps. Those that wait here are found; for
+        others (of a forgotten one, those that it came with before), callers will come back if they are
         ``claimable``."""
         entries = [self._waiting[one[:2]] for one in calls if one[:2] in self._waiting]
         for entry in entries:
             self._waiting.forget(entry)
-        self.held.adopt(member, calls, {entry.key for entry in entries}, claimable=claimable)
+        wanted = {entry.key for entry in entries}
+        self.held.adopt(member, calls, wanted, claimable=claimable, forgotten=forgotten)
         for entry in entries:
             self._found(self._pools[member.pool], entry, now)
 

@@ -48,14 +48,23 @@ class Held(dict[CallKey, Member]):
         self._highest: dict[bytes, int] = {}
         self._adopted: dict[bytes, set[int]] = {}
 
-    def adopt(self, member: Member, calls: Sequence[Listed], wanted: set[CallKey], *, claimable: bool) -> None:
+    def adopt(
+        self,
+        member: Member,
+        calls: Sequence[Listed],
+        wanted: set[CallKey],
+        *,
+        claimable: bool,
+        forgotten: Member | None = None,
+    ) -> None:
         """A member has come with ``calls``. Nobody will come (back) for those that are not ``wanted``, unless they are
-        ``claimable``."""
+        ``claimable``; of a member that comes back after it was ``forgotten``, those that were so before."""
         for one in calls:
             key, session = one[:2], (member.pool, one.session) if one.session else None
             self.overtake(*key)
             overtaken = one.attempt < self._highest.get(one.call, 0)  # its caller has gone on
-            kept = key in wanted or (claimable and not overtaken)
+            unclaimed = claimable and (forgotten is None or self.get(key) is forgotten)
+            kept = key in wanted or (unclaimed and not overtaken)
             if key in self._leases:  # the member came too late: another one has the call by now
                 if one.running:
                     self._leases.stop(key, member)

@@ -88,6 +88,9 @@ class Member:
     reserved: bool = False  #: for a suspect, once it is empty
     gated: bool = False  #: its pool takes nothing new for now
     reminded: int = 0  #: the version of the weights that it was told to load
+    answered: int = 0  #: number of its last answer
+    settled: int = 0  #: of the last from before the last pulse
+    told: int = 0  #: what it knows of that
     #: Sticky calls that wait for room here.
     waiting: WaitQueue = field(default_factory=WaitQueue)
     total: int = 0  #: calls ever given

@@ -13,7 +13,7 @@ from zagent.broker.leases import Frames, Send
 from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.roster import Roster
 from zagent.wire.codec import encode_body, encode_header
-from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Pulse, Welcome
+from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Passed, Pulse, Welcome
 
 #: Seconds between two pulses to every peer.
 PULSE_S = 1.0
@@ -106,7 +106,7 @@ class Presence:
             reason = "it was out of reach" if forgotten else f"epoch {member.epoch} took its place"
             self._end(former, reason, now)
         pool.add(member)
-        self._dispatch.adopt(member, held, now, claimable=self._claimable and not forgotten)
+        self._dispatch.adopt(member, held, now, claimable=self._claimable, forgotten=former if forgotten else None)
         if not self._dispatch.recovering:
             self._admit(pool, member)
             self.set_version(pool, member.version, member.weights, now)
@@ -292,12 +292,22 @@ class Presence:
             self._end(member, "it could not be reached", now)
         if now >= self._next_pulse:
             self._next_pulse = now + PULSE_S
-            holding = set(self._dispatch.held.values())
             for caller in self._roster.callers.values():
-                if caller.member in holding:  # at a pulse it would drop answers that callers may still come for
-                    self._welcome(caller, known=True)
-                else:
-                    self._send(caller.control, self._pulse)
+                self._send(caller.control, self._pulse)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Members need not keep the answers that had been passed on by the pulse before: in a second they have left
+        this process. What callers may still come for is older."""
+        holding = set(self._dispatch.held.values())
+        for caller in self._roster.callers.values():
+            member = caller.member
+            if member is None or member in holding:
+                continue
+            if member.settled > member.told:
+                member.told = member.settled
+                self._send(member.data, [encode_header(Passed(member.settled))])
+            member.settled = member.answered
 
 
 def _life(member: Member) -> Life:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeAlias
 
 from zagent.wire.channel import Frames
@@ -25,7 +26,7 @@ class Answer:
 
 
 class Kept:
-    """Answers by call and attempt, each until the second `pulse` after it was put in.
+    """Answers by call and attempt, in the order of their numbers.
 
     At most ``limit`` bytes in all: beyond that the oldest are dropped.
     """
@@ -33,30 +34,27 @@ class Kept:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._size = 0
-        self._recent: dict[Key, Answer] = {}
-        self._former: dict[Key, Answer] = {}  #: from before the last pulse
+        self._answers: dict[Key, Answer] = {}
 
     def put(self, answer: Answer) -> None:
-        """Keep an answer of a call and attempt that none is kept of."""
+        """Keep an answer, with a higher number than any before, of a call and attempt that none is kept of."""
         answer.size = sum(map(len, answer.body))
-        self._recent[(answer.call.call, answer.call.attempt)] = answer
+        self._answers[(answer.call.call, answer.call.attempt)] = answer
         self._size += answer.size
         while self._size > self._limit:
-            oldest = self._former or self._recent
-            self._size -= oldest.pop(next(iter(oldest))).size
+            self.take(next(iter(self._answers)))
 
     def take(self, key: Key) -> Answer | None:
         """The answer, no longer kept; None where there is none."""
-        answer = self._recent.pop(key, None) or self._former.pop(key, None)
+        answer = self._answers.pop(key, None)
         if answer is not None:
             self._size -= answer.size
         return answer
 
-    def pulse(self) -> None:
-        """The broker is alive: it has passed on what was sent before the pulse before."""
-        self._size -= sum(answer.size for answer in self._former.values())
-        self._former, self._recent = self._recent, {}
+    def passed(self, number: int) -> None:
+        """Answers up to that number need not be kept."""
+        for key in [*takewhile(lambda key: self._answers[key].message.number <= number, self._answers)]:
+            self.take(key)
 
     def __iter__(self) -> Iterator[Answer]:
-        yield from self._former.values()
-        yield from self._recent.values()
+        return iter(self._answers.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Any, TypeAlias
 
 from cachetools import LRUCache
@@ -22,7 +23,7 @@ from zagent.errors import (
 )
 from zagent.wire.channel import Frames
 from zagent.wire.codec import decode_body, encode_body
-from zagent.wire.messages import Call, Cancel, Drain, Failure, Goodbye, Progress, Reply, may_repeat
+from zagent.wire.messages import Call, Cancel, Drain, Failure, Goodbye, Passed, Progress, Reply, may_repeat
 
 #: ``await method(argument, call)`` → result; cancelled when the caller gives the call up.
 Method: TypeAlias = "Callable[[Any, Call], Awaitable[Any]]"
@@ -49,6 +50,7 @@ class Member:
         #: What of these names this member, and has not been sent again since a broker knows nothing of it.
         self._unclaimed: set[Key] = set()
         self._kept = Kept(KEPT_BYTES)
+        self._numbers = count(1)  #: of answers
         self._early: LRUCache[Key, bool] = LRUCache(maxsize=EARLY_CANCELS)
         self._leaving = False
         self._closing: str | None = None
@@ -56,7 +58,7 @@ class Member:
         self._home = asyncio.current_task()
         link.on(Call, self._start)
         link.on(Cancel, self._cancel)
-        link.on_pulse(self._kept.pulse)
+        link.on(Passed, lambda passed, body: self._kept.passed(passed.number))
         link.on_rejoin(self._rejoined)
         link.hello_facts = self._facts
 
@@ -92,10 +94,9 @@ class Member:
         if key in self._running:
             self._unclaimed.discard(key)
             return  # sent again: it is running, and will be answered once
-        kept = self._kept.take(key)
-        if kept is not None:
-            self._send(kept)
-        elif self._early and self._early.pop(key, False):
+        if self._sent_again(key):
+            return
+        if self._early and self._early.pop(key, False):
             self._answer_error(call, TransientError("cancelled before it began"), stopped=True)
         elif self._closing is not None:
             self._answer_error(call, Refused(f"{self._link.identity.name} is leaving: {self._closing}"))
@@ -115,7 +116,7 @@ class Member:
         except BaseException as error:  # whatever the method raised belongs to its caller, a Rust library's panic too
             self._answer_error(call, error)
         else:
-            self._send(Answer(call, Reply(call.call, call.attempt), answer))
+            self._send(Answer(call, Reply(call.call, call.attempt, next(self._numbers)), answer))
         finally:
             self._running.pop((call.call, call.attempt), None)
             self._stopped.discard((call.call, call.attempt))
@@ -148,11 +149,7 @@ class Member:
         key = (cancel.call, cancel.attempt)
         if key in self._running:
             self._stop(key)
-            return
-        kept = self._kept.take(key)
-        if kept is not None:  # the broker waits for it: it was lost, or crossed the cancel on its way
-            self._send(kept)
-        else:
+        elif not self._sent_again(key):  # the broker waits for it: it was lost, or crossed the cancel on its way
             self._early[key] = True
 
     def _stop(self, key: Key) -> None:
@@ -167,8 +164,17 @@ class Member:
                 self._link.send(Progress(call.call, call.attempt), encode_body(value))
 
     def _answer_error(self, call: Call, error: BaseException, *, stopped: bool = False) -> None:
-        accepted = not isinstance(error, TransientError)
-        self._send(Answer(call, Failure(call.call, call.attempt, accepted), encode_body(to_wire(error)), stopped))
+        failure = Failure(call.call, call.attempt, not isinstance(error, TransientError), next(self._numbers))
+        self._send(Answer(call, failure, encode_body(to_wire(error)), stopped))
+
+    def _sent_again(self, key: Key) -> bool:
+        """Whether there is an answer of that call already: it is sent once more."""
+        kept = self._kept.take(key)
+        if kept is None:
+            return False
+        kept.message = kept.message._replace(number=next(self._numbers))
+        self._send(kept)
+        return True
 
     def _send(self, answer: Answer) -> None:
         answer.stopped = answer.stopped or (answer.call.call, answer.call.attempt) in self._stopped

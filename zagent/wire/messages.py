@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
     call: bytes
     attempt: int
-    incarnation: int = 0
+    number: int = 0  #: of the member's answers, counted as they are sent; 0 = the broker's own
 
 
 class Failure(NamedTuple):
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
     attempt: int
     #: The member took the call on; False lets the broker forget the session's tentative binding.
     accepted: bool = True
-    incarnation: int = 0
+    number: int = 0  #: as in `Reply`
 
 
 class Progress(NamedTuple):
@@ -108,9 +108,16 @@ class HelloWanted(NamedTuple):
 
 
 class Pulse(NamedTuple):
-    """Broker → peer, control lane, once a second: I am there, and what you sent before the pulse before has left me."""
+    """Broker → peer, control lane, once a second: I am there."""
 
     incarnation: int
+
+
+class Passed(NamedTuple):
+    """Broker → member, data lane, so that it comes after the calls that may want an answer again: your answers up to
+    that ``number`` left me a second ago or earlier."""
+
+    number: int
 
 
 class Goodbye(NamedTuple):
@@ -178,6 +185,7 @@ Message = (
     | Health
     | Abandoned
     | Outdated
+    | Passed
 )
 
 #: Wire number of each kind; numbers are never used again for something else.
@@ -198,6 +206,7 @@ KINDS: dict[int, type[Message]] = {
     14: Pulse,
     15: Health,
     16: Outdated,
+    17: Passed,
 }
 
 #: Pool name of calls that the broker itself answers (zagent/broker/own.py).
