@@ -33,6 +33,7 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "secret": ["", "guessed", "s" * 64],
     "package": [__version__, __version__, __version__, "0"],
     "python": ["", "/usr/bin/python3"],
+    "number": [0, 1, 7, -1, 2**63],
     "reason": ["", "so it is", "r" * 1000],
     "version": [0, 1, -1, 2**63],
     "weights": ["", "/nowhere", "w" * 5000],

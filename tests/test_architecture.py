@@ -159,7 +159,8 @@ def test_the_package_itself_imports_nothing() -> None:
 
 def test_wire_and_the_brokers_brain_know_no_clock_and_no_socket() -> None:
     """Pure logic: the time is an argument."""
-    for path in ("core", "dispatch", "gates", "held", "leases", "pool", "presence", "roster", "sticky", "waiting"):
+    brain = "core dispatch gates held leases pool presence pulse roster sticky waiting"
+    for path in brain.split():
         found = {name.split(".")[0] for name, _ in imports(sources()[f"zagent/broker/{path}.py"])}
         assert not found & {"time", "asyncio", "socket", "zmq", "threading", "os"}, path
 

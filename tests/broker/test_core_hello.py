@@ -11,7 +11,7 @@ from support.broker_driver import SECRET, driver, nonce_of, served_by
 from zagent import __version__
 from zagent.broker.core import STRANGE_MAX
 from zagent.broker.facts import FACTS_MAX
-from zagent.broker.presence import PULSE_S
+from zagent.broker.pulse import PULSE_S
 from zagent.broker.roster import HALF_MAX
 from zagent.errors import MemberLost, ProtocolError, VersionMismatch
 from zagent.wire.codec import encode_body, encode_header

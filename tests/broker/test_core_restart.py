@@ -8,7 +8,8 @@ import pytest
 
 from support.broker_driver import Driver, driver, given, served_by
 from zagent.broker.pool import State
-from zagent.broker.presence import CLAIM_S, PULSE_S, RECOVER_S
+from zagent.broker.presence import CLAIM_S, RECOVER_S
+from zagent.broker.pulse import PULSE_S
 from zagent.errors import DeadlineExceeded, MemberLost, Overloaded, PoolLost, to_wire
 from zagent.wire.messages import Abandoned, Call, Cancel, Failure, Passed, Reply
 

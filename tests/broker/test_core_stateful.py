@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.broker_driver import SECRET, Sent, driver, nonce_of
 from zagent import __version__
-from zagent.broker.presence import CLAIM_S, EXPLAIN_S, PULSE_S, RECOVER_S
+from zagent.broker.presence import CLAIM_S, EXPLAIN_S, RECOVER_S
+from zagent.broker.pulse import PULSE_S
 from zagent.broker.routing import STICKY, Routing, routing
 from zagent.errors import MemberLost, PoisonedRequest, TransientError
 from zagent.wire.messages import Call, Cancel, Drain, Failure, Hello, Outdated, Passed, Pulse, Reply

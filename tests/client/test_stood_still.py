@@ -9,7 +9,7 @@ from typing import Any
 from support.cluster_in_memory import Cluster
 from support.rough_router import RoughRouter
 from support.virtual_clock import run
-from zagent.broker.presence import PULSE_S
+from zagent.broker.pulse import PULSE_S
 from zagent.wire.messages import Call
 
 

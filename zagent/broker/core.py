@@ -17,6 +17,7 @@ from zagent.broker.leases import Frames
 from zagent.broker.own import Own
 from zagent.broker.pool import Caller, Pool
 from zagent.broker.presence import Presence
+from zagent.broker.pulse import Pulses
 from zagent.broker.record import Assignment
 from zagent.broker.roster import NONCE, Roster
 from zagent.broker.routing import STICKY, Routing
@@ -125,6 +126,7 @@ class BrokerCore:
             expected=[*((pool, name, epoch) for pool, name, epoch in expected), *holders],
             now=now,
         )
+        self._pulses = Pulses(self.roster, self.dispatch.held, self._send, incarnation=incarnation, now=now)
         self._early: LRUCache[tuple[bytes, int], bool] = LRUCache(maxsize=EARLY_CANCELS)
         self._handlers: dict[type, Handler] = {
             Call: self._call,
@@ -181,6 +183,7 @@ class BrokerCore:
         """Time has passed."""
         self.dispatch.expire(now)
         self._presence.tick(now)
+        self._pulses.tick(now)
         return self._flush()
 
     @property

@@ -209,17 +209,13 @@ class Dispatch:
 
     # ---- after a restart --------------------------------------------------------------------------------------------
 
-    def adopt(
-        self, member: Member, calls: Sequence[Listed], now: float, *, claimable: bool, forgotten: Member | None
-    ) -> None:
-        """A member comes with ``calls``, after it had been ``forgotten`` perhaps. Those that wait here are found; for
-        others (of a forgotten one, those that it came with before), callers will come back if they are
-        ``claimable``."""
+    def adopt(self, member: Member, calls: Sequence[Listed], now: float, *, forgotten: Member | None) -> None:
+        """A member comes with ``calls``; those that wait here are found. ``forgotten``: who it was here before."""
         entries = [self._waiting[one[:2]] for one in calls if one[:2] in self._waiting]
         for entry in entries:
             self._waiting.forget(entry)
         wanted = {entry.key for entry in entries}
-        self.held.adopt(member, calls, wanted, claimable=claimable, forgotten=forgotten)
+        self.held.adopt(member, calls, wanted, forgotten=forgotten)
         for entry in entries:
             self._found(self._pools[member.pool], entry, now)
 

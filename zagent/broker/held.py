@@ -43,27 +43,20 @@ class Held(dict[CallKey, Member]):
         super().__init__()
         self._leases, self._sessions = leases, sessions
         self._nobody = Caller(b"", b"", b"")
-        #: Until `close`: the highest attempt that is known of a call, and those that members have come with.
-        self._open = True
+        #: Callers may still come back.
+        self.open = True
+        #: Until then: the highest attempt that is known of a call, and those that members have come with.
         self._highest: dict[bytes, int] = {}
         self._adopted: dict[bytes, set[int]] = {}
 
-    def adopt(
-        self,
-        member: Member,
-        calls: Sequence[Listed],
-        wanted: set[CallKey],
-        *,
-        claimable: bool,
-        forgotten: Member | None = None,
-    ) -> None:
-        """A member has come with ``calls``. Nobody will come (back) for those that are not ``wanted``, unless they are
-        ``claimable``; of a member that comes back after it was ``forgotten``, those that were so before."""
+    def adopt(self, member: Member, calls: Sequence[Listed], wanted: set[CallKey], *, forgotten: Member | None) -> None:
+        """A member has come with ``calls``. Callers want some now, and until `close` may come for the others; for those
+        of a member that had been ``forgotten`` (who it was before), only if they might have come before."""
         for one in calls:
             key, session = one[:2], (member.pool, one.session) if one.session else None
             self.overtake(*key)
             overtaken = one.attempt < self._highest.get(one.call, 0)  # its caller has gone on
-            unclaimed = claimable and (forgotten is None or self.get(key) is forgotten)
+            unclaimed = self.open and (forgotten is None or self.get(key) is forgotten)
             kept = key in wanted or (unclaimed and not overtaken)
             if key in self._leases:  # the member came too late: another one has the call by now
                 if one.running:
@@ -71,7 +64,7 @@ class Held(dict[CallKey, Member]):
                 continue
             if kept:
                 self[key] = member
-                if self._open:
+                if self.open:
                     self._adopted.setdefault(one.call, set()).add(one.attempt)
             if one.running:
                 lease = Lease(key, self._nobody, b"", member, session, one.method)
@@ -84,7 +77,7 @@ class Held(dict[CallKey, Member]):
 
     def overtake(self, call: bytes, attempt: int) -> None:
         """A caller, or a member, has come with that attempt: what members have of lower ones is stopped."""
-        if not self._open or attempt <= self._highest.get(call, 1):
+        if not self.open or attempt <= self._highest.get(call, 1):
             return
         self._highest[call] = attempt
         for lower in self._adopted.pop(call, ()):
@@ -100,7 +93,7 @@ class Held(dict[CallKey, Member]):
 
     def close(self) -> None:
         """No caller comes back any more: stop what nobody has asked for."""
-        self._open = False
+        self.open = False
         for of_calls in (self, self._highest, self._adopted):
             of_calls.clear()
         for key in list(self._nobody.calls):

@@ -13,10 +13,8 @@ from zagent.broker.leases import Frames, Send
 from zagent.broker.pool import Caller, Member, Pool, State
 from zagent.broker.roster import Roster
 from zagent.wire.codec import encode_body, encode_header
-from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Passed, Pulse, Welcome
+from zagent.wire.messages import Exited, Goodbye, Health, Hello, HelloWanted, Outdated, Welcome
 
-#: Seconds between two pulses to every peer.
-PULSE_S = 1.0
 #: After a restart the broker waits this long for the members that were alive, in seconds: peers try to reconnect ten
 #: times a second.
 RECOVER_S = 2.0
@@ -61,9 +59,6 @@ class Presence:
         self._facts = facts
         self._expected = set(expected)
         self._started = now
-        self._claimable = True
-        self._pulse = [encode_header(Pulse(incarnation))]
-        self._next_pulse = now + PULSE_S
         #: Whom the launcher calls slow; it may say so before they are here.
         self._slow: set[Life] = set()
         #: Members that could not be reached, and until when the launcher may say why.
@@ -71,8 +66,8 @@ class Presence:
 
     @property
     def restless(self) -> bool:
-        """Whether the next ticks do more than to send pulses."""
-        return bool(self._unexplained) or self._dispatch.recovering or (self._claimable and bool(self._dispatch.held))
+        """Whether the next ticks do something."""
+        return bool(self._unexplained) or self._dispatch.recovering or bool(self._dispatch.held)
 
     # ---- coming -----------------------------------------------------------------------------------------------------
 
@@ -106,7 +101,7 @@ class Presence:
             reason = "it was out of reach" if forgotten else f"epoch {member.epoch} took its place"
             self._end(former, reason, now)
         pool.add(member)
-        self._dispatch.adopt(member, held, now, claimable=self._claimable, forgotten=former if forgotten else None)
+        self._dispatch.adopt(member, held, now, forgotten=former if forgotten else None)
         if not self._dispatch.recovering:
             self._admit(pool, member)
             self.set_version(pool, member.version, member.weights, now)
@@ -285,29 +280,10 @@ class Presence:
         """Time has passed."""
         if self._dispatch.recovering and now >= self._started + RECOVER_S:
             self._recovered(now)
-        if self._claimable and now >= self._started + CLAIM_S:
-            self._claimable = False
+        if self._dispatch.held.open and now >= self._started + CLAIM_S:
             self._dispatch.held.close()
         for member in [member for member, until in self._unexplained.items() if until <= now]:
             self._end(member, "it could not be reached", now)
-        if now >= self._next_pulse:
-            self._next_pulse = now + PULSE_S
-            for caller in self._roster.callers.values():
-                self._send(caller.control, self._pulse)
-            self._settle()
-
-    def _settle(self) -> None:
-        """Members need not keep the answers that had been passed on by the pulse before: in a second they have left
-        this process. What callers may still come for is older."""
-        holding = set(self._dispatch.held.values())
-        for caller in self._roster.callers.values():
-            member = caller.member
-            if member is None or member in holding:
-                continue
-            if member.settled > member.told:
-                member.told = member.settled
-                self._send(member.data, [encode_header(Passed(member.settled))])
-            member.settled = member.answered
 
 
 def _life(member: Member) -> Life:
