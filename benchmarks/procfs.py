@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +68,11 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def _children(parent: int) -> list[int]:
-    try:
-        tasks = os.listdir(f"/proc/{parent}/task")
-        texts = [Path(f"/proc/{parent}/task/{task}/children").read_text() for task in tasks]
-    except OSError:
-        return []
+    texts = []
+    with suppress(OSError):  # gone
+        for task in os.listdir(f"/proc/{parent}/task"):
+            with suppress(OSError):  # a thread may end while we look
+                texts.append(Path(f"/proc/{parent}/task/{task}/children").read_text())
     return [int(pid) for text in texts for pid in text.split()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,12 @@ class Spent:
     @classmethod
     def of(cls, pid: int) -> Spent:
         """Raises `OSError` if it is gone."""
-        main = sockets = 0.0
+        sockets = 0.0
         for task in Path(f"/proc/{pid}/task").iterdir():
-            name, seconds = parse((task / "stat").read_text())
-            main += seconds if task.name == str(pid) else 0.0
-            sockets += seconds if name.startswith("ZMQbg") else 0.0
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end while we look
+                name, seconds = parse((task / "stat").read_text())
+                sockets += seconds if name.startswith("ZMQbg") else 0.0
+        _, main = parse(Path(f"/proc/{pid}/task/{pid}/stat").read_text())
         return cls(main, sockets)
 
     def since(self, before: Spent) -> Spent:

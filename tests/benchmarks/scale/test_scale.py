@@ -14,7 +14,7 @@ from benchmarks.processes import Failed, Processes
 from benchmarks.scale import cluster, suite
 from benchmarks.scale.broker import BrokerBench, Cost
 from benchmarks.scale.cluster import LEAST_S, LONGEST_S, Fleet, group_of, hold_s
-from benchmarks.scale.cpu import parse, whole
+from benchmarks.scale.cpu import Spent, parse, whole
 from benchmarks.scale.figures import AT_REST, GROUPS, IN_FLIGHT, REFERENCE, TRAJECTORIES, WAITING, case, limit, points
 from benchmarks.scale.load import Done, Load, Pile
 from benchmarks.scale.tables import table
@@ -98,6 +98,15 @@ def test_processor_time_is_read_from_stat() -> None:
     spin.start()
     spin.join()
     assert whole(os.getpid()) > before
+
+
+def test_a_thread_that_ends_meanwhile_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was listed, and is gone when it is its turn. A process that is gone is an error."""
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / "4194305", *listed(path)]))
+    assert Spent.of(os.getpid()).main > 0
+    with pytest.raises(FileNotFoundError):
+        Spent.of(4194305)
 
 
 class Asked(BrokerBench):
